@@ -1,0 +1,46 @@
+# make demo   install into .venv, then run an MLA layer end to end and verify it
+# make test   install into .venv, then lint, type check and every test
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+STAMP := $(VENV)/.installed
+
+# Two workers with one thread each: torch's own threads would fight over the same cores.
+WORKERS ?= 2
+
+.PHONY: demo test install lint types unit format clean
+
+demo: install
+	$(BIN)/mla run tests/data/tiny_mla_kjv
+
+test: lint types unit
+
+install: $(STAMP)
+
+# torch goes first and alone: its exact version decides which build is taken, and nothing after may replace it.
+$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q $(shell grep '^torch==' constraints.txt)
+	$(PIP) install -q -c constraints.txt editables hatchling
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]' $(PLUGINS:%=-e %)
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+unit: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
