@@ -1,0 +1,106 @@
+"""The attention part of public checkpoints' configs, as their config.json spells it; confidence: docs/models.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["PRESETS"]
+
+_HEADS_128_64_128 = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}
+_HEADS_192_64_256 = {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512}
+
+
+def _yarn(
+    factor: float, original: int, mscale: float = 1.0, beta_fast: float = 32.0, **more: Any
+) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "beta_fast": beta_fast,
+        "beta_slow": 1.0,
+        "mscale": mscale,
+        "mscale_all_dim": mscale,
+        **more,
+    }
+
+
+def _model(
+    model_type: str, hidden: int, heads: int, query: int | None, layers: int, longest: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "q_lora_rank": query,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": longest,
+        **_HEADS_128_64_128,
+        **more,
+    }
+
+
+_DEEPSEEK_V3 = _model(
+    "deepseek_v3", 7168, 128, 1536, 61, 163840, rope_theta=10000.0, rope_scaling=_yarn(40, 4096)
+)
+_GLM_5 = _model(
+    "glm_moe_dsa",
+    6144,
+    64,
+    2048,
+    78,
+    202752,
+    **_HEADS_192_64_256,
+    rope_theta=1e6,
+    index_n_heads=32,
+    index_head_dim=128,
+    index_topk=2048,
+    indexer_rope_interleave=True,
+)
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "deepseek-v2-lite": _model(
+        "deepseek_v2", 2048, 16, None, 27, 163840, rope_theta=10000.0, rope_scaling=_yarn(40, 4096, 0.707)
+    ),
+    "deepseek-v2": _model(
+        "deepseek_v2", 5120, 128, 1536, 60, 163840, rope_theta=10000.0, rope_scaling=_yarn(40, 4096, 0.707)
+    ),
+    "deepseek-v2.5": _model(
+        "deepseek_v2", 5120, 128, 1536, 60, 163840, rope_theta=10000.0, rope_scaling=_yarn(40, 4096)
+    ),
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-r1": _DEEPSEEK_V3,
+    "deepseek-v3.1": _DEEPSEEK_V3,
+    "deepseek-v3.2": {
+        **_DEEPSEEK_V3,
+        "model_type": "deepseek_v32",
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+    },
+    "kimi-k2": _model(
+        "kimi_k2", 7168, 64, 1536, 61, 131072, rope_theta=50000.0, rope_scaling=_yarn(32, 4096, beta_fast=1.0)
+    ),
+    "kimi-k2.5": _model(
+        "kimi_k2", 7168, 64, 1536, 61, 262144, rope_theta=50000.0, rope_scaling=_yarn(64, 4096)
+    ),
+    "moonlight": _model("deepseek_v3", 2048, 16, None, 27, 8192, rope_theta=50000.0),
+    "kimi-vl": _model("deepseek_v3", 2048, 16, None, 27, 131072, rope_theta=800000.0),
+    "kimi-linear": _model("kimi_linear", 2304, 32, None, 27, 1048576, mla_use_nope=True),
+    "kimi-k3": _model(
+        "kimi_linear", 7168, 96, 1536, 93, 1048576, mla_use_nope=True, mla_use_output_gate=True
+    ),
+    "glm-4.7-flash": _model("glm4_moe_lite", 2048, 20, 768, 47, 202752, **_HEADS_192_64_256, rope_theta=1e6),
+    "glm-5": _GLM_5,
+    "glm-5.1": _GLM_5,
+    "glm-5.2": {
+        **_GLM_5,
+        "max_position_embeddings": 1048576,
+        "rope_theta": 8e6,
+        "index_topk_freq": 4,
+        "index_skip_topk_offset": 3,
+    },
+    "longcat-flash": _model("longcat_flash", 6144, 64, 1536, 56, 131072, num_layers=28, rope_theta=1e7),
+    "youtu": _model("youtu", 2048, 16, 1536, 32, 131072, rope_theta=1.6e6),
+}
