@@ -1,4 +1,4 @@
-"""What every test shares: no network, no leftovers from the caller's environment, reproducible hypothesis runs."""
+"""What every test shares: no network, no leftovers of the caller's environment, repeatable random tests."""
 
 from __future__ import annotations
 
