@@ -1,0 +1,1 @@
+"""A third party's backend, as small as it can be."""
