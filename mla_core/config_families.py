@@ -1,6 +1,6 @@
 """What a Hugging Face config means, one row of data per model family.
 
-Sources and confidence of every row: docs/models.md. Nothing here is chosen by name elsewhere: `config_hf` reads the row.
+Sources and confidence of every row: docs/models.md. No other module knows a family's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Family:
     """How to read one model_type; the defaults are DeepSeek-V3's."""
 
     rope_style: RopeStyle = "interleaved"
-    # False: the family's reference ignores `rope_interleave`, so a config that contradicts rope_style is refused.
+    # False: the reference ignores `rope_interleave`, so a config that contradicts rope_style is refused.
     style_from_config: bool = True
     # rope_theta when the config gives none.
     theta: float = 10000.0

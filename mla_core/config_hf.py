@@ -1,6 +1,7 @@
 """Read a Hugging Face config.json into an MLAConfig, and the configs of public checkpoints by name.
 
-Refuses what it does not understand: a value that is ignored here would be a wrong number later. Rules: docs/models.md.
+What it does not understand it refuses: a value ignored here would be a wrong number later.
+Rules: docs/models.md.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def _load(source: Any) -> Mapping[str, Any]:
     if isinstance(source, (str, os.PathLike)):
         return _load_file(Path(source))
     raise ConfigError(
-        f"cannot read a config from {type(source).__name__}; give a directory, a config.json path, a mapping, "
-        "or an object with to_dict()"
+        f"cannot read a config from {type(source).__name__}; give a directory, a config.json path, "
+        "a mapping, or an object with to_dict()"
     )
 
 
@@ -88,7 +89,8 @@ def _load_file(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError as error:
         suggestion = did_you_mean(path.name.lower(), PRESETS)
         raise ConfigError(
-            f"{file} does not exist; give a local directory or config.json, or use MLAConfig.preset(name){suggestion}"
+            f"{file} does not exist; give a local directory or config.json, or use "
+            f"MLAConfig.preset(name){suggestion}"
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""The attention part of public checkpoints' configs, as their config.json spells it; confidence: docs/models.md."""
+"""The attention part of public checkpoints' config.json files, by name; sources: docs/models.md."""
 
 from __future__ import annotations
 
@@ -59,6 +59,26 @@ _GLM_5 = _model(
     indexer_rope_interleave=True,
 )
 
+# MiniCPM3's stretch per rotated pair; its short and its long table are the same.
+_MINICPM3_FACTORS = (
+    1.0591234137867171,
+    1.1241891283591912,
+    1.2596935748670968,
+    1.5380380402321725,
+    2.093982484148734,
+    3.1446935121267696,
+    4.937952647693647,
+    7.524541999994549,
+    10.475458000005451,
+    13.062047352306353,
+    14.85530648787323,
+    15.906017515851266,
+    16.461961959767827,
+    16.740306425132907,
+    16.87581087164081,
+    16.940876586213285,
+)
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v2-lite": _model(
         "deepseek_v2", 2048, 16, None, 27, 163840, rope_theta=10000.0, rope_scaling=_yarn(40, 4096, 0.707)
@@ -103,4 +123,46 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "longcat-flash": _model("longcat_flash", 6144, 64, 1536, 56, 131072, num_layers=28, rope_theta=1e7),
     "youtu": _model("youtu", 2048, 16, 1536, 32, 131072, rope_theta=1.6e6),
+    "minicpm3": _model(
+        "minicpm3",
+        2560,
+        40,
+        768,
+        62,
+        32768,
+        kv_lora_rank=256,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=32,
+        v_head_dim=64,
+        rope_theta=10000.0,
+        rope_scaling={
+            "rope_type": "longrope",
+            "short_factor": _MINICPM3_FACTORS,
+            "long_factor": _MINICPM3_FACTORS,
+            "original_max_position_embeddings": 32768,
+        },
+    ),
+    "mistral-small-4": _model(
+        "mistral4",
+        4096,
+        32,
+        1024,
+        36,
+        1048576,
+        kv_lora_rank=256,
+        qk_nope_head_dim=64,
+        rope_theta=10000.0,
+        rope_scaling=_yarn(128, 8192, llama_4_scaling_beta=0.1),
+    ),
+    "mistral-large-3": _model(
+        "mistral4",
+        7168,
+        128,
+        1536,
+        61,
+        294912,
+        rope_theta=10000.0,
+        rope_scaling=_yarn(36, 8192, llama_4_scaling_beta=0.1),
+    ),
+    "ling-3.0-flash": _model("bailing_hybrid", 2560, 32, None, 42, 262144, rope_theta=6e6),
 }

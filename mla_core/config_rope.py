@@ -1,6 +1,7 @@
 """Read the rotary part of a Hugging Face config, in the old spelling and the new one.
 
-Old: rope_theta beside rope_scaling{type, ...}. New: rope_parameters{rope_type, rope_theta, ...}. Formulas: docs/models.md.
+Old: rope_theta beside rope_scaling{type, ...}. New: rope_parameters{rope_type, rope_theta, ...}.
+Formulas: docs/models.md.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _factors(block: Mapping[str, Any], name: str, key: str, rope: int) -> tuple[
 def _original_max_position(
     raw: Mapping[str, Any], name: str, block: Mapping[str, Any], max_position: int | None
 ) -> int:
-    """The length before extension; a value beside the rope block wins over one inside it, as in transformers."""
+    """The length before extension; a value beside the rope block wins, as in transformers."""
     for holder in (raw, block):
         if holder.get("original_max_position_embeddings") is not None:
             return positive(holder, "original_max_position_embeddings")
