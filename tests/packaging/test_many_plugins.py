@@ -1,0 +1,76 @@
+"""Listing fifty installed plugins stays quick and never loads torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.installation import Installation
+
+PLUGINS = [f"fake{number:02}" for number in range(50)]
+BUDGET_SECONDS = 1.0
+
+MANIFEST = """
+from mla_core.capabilities import Capabilities
+from mla_core.manifest import BackendInfo
+
+INFO = BackendInfo(
+    name="{name}",
+    target="{name}.backend:Backend",
+    summary="one of many",
+    capabilities=Capabilities(devices=frozenset({{"cpu"}}), kernels=frozenset({{"mqa_decode"}})),
+)
+"""
+
+# Reports on stderr, last, so that the command's own output stays what a user sees.
+TIMED_LIST = """
+import atexit, sys, time
+atexit.register(lambda: print("torch" in sys.modules, time.process_time(), file=sys.stderr))
+sys.argv = ["mla", "list", "--json"]
+from mla_core.cli import main
+sys.exit(main())
+"""
+
+
+def install_by_hand(site: Path, name: str) -> None:
+    """What an installer leaves behind: a package and its metadata."""
+    package, metadata = site / name, site / f"mla_{name}-1.0.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "manifest.py").write_text(MANIFEST.format(name=name))
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: mla-{name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[mla_core.backends]\n{name} = {name}.manifest:INFO\n")
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    site = tmp_path_factory.mktemp("crowded")
+    for name in PLUGINS:
+        install_by_hand(site, name)
+    return Installation(site)
+
+
+def test_mla_list_names_every_one_of_fifty_plugins(crowded):
+    listed = json.loads(crowded.output("-c", TIMED_LIST))
+    names = {entry["name"] for entry in listed["backends"]}
+    assert set(PLUGINS) <= names
+
+
+def test_mla_list_of_fifty_plugins_imports_no_torch(crowded):
+    loaded, _ = crowded.run("-c", TIMED_LIST).stderr.split()[-2:]
+    assert loaded == "False"
+
+
+def test_mla_list_of_fifty_plugins_takes_under_a_second(crowded):
+    """CPU time, the best of three: a busy machine is not the plugins' fault."""
+    spent = min(float(crowded.run("-c", TIMED_LIST).stderr.split()[-1]) for _ in range(3))
+    assert spent < BUDGET_SECONDS, f"mla list took {spent:.2f} s of CPU time"
+
+
+def test_the_clock_of_this_test_notices_a_plugin_that_loads_torch(crowded):
+    slow = TIMED_LIST.replace("import atexit", "import torch, atexit")
+    loaded, spent = crowded.run("-c", slow).stderr.split()[-2:]
+    assert (loaded, float(spent) > BUDGET_SECONDS) == ("True", True)
