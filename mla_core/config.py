@@ -1,7 +1,8 @@
 """What an MLA layer is: dims, rotary embedding, scales and gates, as one frozen record.
 
 Every number a stage needs is a field here or a property derived from fields; no stage knows a model's name.
-Formulas and their sources: docs/models.md. Legend: Q q-lora, L latent (kv-lora), N nope, R rope, V value, H heads.
+Formulas and their sources: docs/models.md.
+Legend: Q q-lora, L latent (kv-lora), N nope, R rope, V value, H heads.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mla_core.config_values import from_validation
 
 __all__ = ["GateConfig", "IndexerConfig", "Llama4Scaling", "LongRope", "MLAConfig", "RopeConfig", "Yarn"]
 
@@ -18,6 +21,13 @@ Positive = Annotated[int, Field(gt=0)]
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **fields: Any) -> None:
+        """Raises ConfigError, naming every field that does not fit."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise from_validation(error, type(self).model_fields, type(self).__name__) from error
 
 
 class Yarn(_Record):
@@ -98,7 +108,7 @@ class MLAConfig(_Record):
     num_layers: Positive = 1
     max_position_embeddings: Positive = 163840
     rope: RopeConfig = RopeConfig()
-    # Epsilon of the q_a and kv_a norms. Reference implementations disagree with the model's rms_norm_eps: docs/models.md.
+    # Epsilon of the q_a and kv_a norms; it is not the model's rms_norm_eps, docs/models.md says why.
     latent_norm_eps: float = 1e-6
     # Bias of q_a_proj and kv_a_proj_with_mqa.
     attention_bias: bool = False
@@ -119,6 +129,13 @@ class MLAConfig(_Record):
     def _check(self) -> MLAConfig:
         if self.qk_rope_head_dim % 2 and self.rope.style != "none":
             raise ValueError(f"qk_rope_head_dim must be even to rotate in pairs, got {self.qk_rope_head_dim}")
+        if isinstance(self.rope.scaling, LongRope):
+            pairs = self.qk_rope_head_dim // 2
+            for name in ("short_factor", "long_factor"):
+                if len(getattr(self.rope.scaling, name)) != pairs:
+                    raise ValueError(
+                        f"rope.scaling.{name} must hold {pairs} numbers, one for each rotated pair"
+                    )
         return self
 
     @property
@@ -139,11 +156,11 @@ class MLAConfig(_Record):
     def softmax_scale(self) -> float:
         """(N+R)^-0.5, times m^2 with m = 0.1 * mscale_all_dim * ln(factor) + 1 when YaRN sets mscale_all_dim.
 
-        Source: DeepSeek-V2 (arXiv 2405.04434) inference code; one value for every path, absorbed ones included.
+        Source: DeepSeek-V2 (arXiv 2405.04434) inference code; one value for every path, absorbed too.
         """
         if self.softmax_scale_override is not None:
             return self.softmax_scale_override
-        scale = self.qk_head_dim**-0.5
+        scale: float = self.qk_head_dim**-0.5
         scaling = self.rope.scaling
         if self.rope.style != "none" and isinstance(scaling, Yarn) and scaling.mscale_all_dim:
             scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
@@ -151,7 +168,7 @@ class MLAConfig(_Record):
 
     @classmethod
     def preset(cls, name: str) -> MLAConfig:
-        """The config of a public checkpoint, by name; `MLAConfig.presets()` lists them. Raises ConfigError."""
+        """The config of a public checkpoint, by name; `presets()` lists them. Raises ConfigError."""
         from mla_core.config_hf import preset
 
         return preset(name)
@@ -167,7 +184,7 @@ class MLAConfig(_Record):
     def from_hf(cls, source: Any) -> MLAConfig:
         """Read a Hugging Face config: a directory, a config.json path, a dict, or an object with to_dict().
 
-        Raises ConfigError when the model is not MLA or uses something that is not supported, naming the field.
+        Raises ConfigError, naming the field, when the model is not MLA or uses something unsupported.
         """
         from mla_core.config_hf import from_hf
 

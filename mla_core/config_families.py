@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from mla_core.config import GateConfig
 
-__all__ = ["FAMILIES", "LAYER_TYPES", "REFUSALS", "SHELLS", "UNSUPPORTED", "Family", "IndexerRow", "Refusal"]
-
 RopeStyle = Literal["interleaved", "half_split", "none"]
 
 

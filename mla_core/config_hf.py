@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pydantic import ValidationError
-
 from mla_core.config import GateConfig, IndexerConfig, MLAConfig
 from mla_core.config_families import FAMILIES, LAYER_TYPES, REFUSALS, SHELLS, UNSUPPORTED, Family
 from mla_core.config_presets import PRESETS
 from mla_core.config_rope import read_query_scaling, read_rope
-from mla_core.config_values import did_you_mean, from_validation, missing, positive, unsupported, whole
+from mla_core.config_values import did_you_mean, missing, positive, unsupported, whole
 from mla_core.errors import ConfigError
 
 __all__ = ["from_hf", "preset", "preset_names"]
@@ -53,20 +51,17 @@ def from_hf(source: Any) -> MLAConfig:
     family = _family(raw)
     _refuse(raw, family)
     nope, rope = whole(raw, "qk_nope_head_dim"), whole(raw, "qk_rope_head_dim")
-    try:
-        return MLAConfig(
-            **_dims(raw, family),
-            **_scales(raw, family),
-            **_lengths(raw, family),
-            model_type=raw["model_type"],
-            rope=read_rope(raw, family, nope, rope),
-            attention_bias=bool(raw.get("attention_bias", False)),
-            query_scaling=read_query_scaling(raw, family),
-            gate=_gate(raw, family),
-            indexer=_indexer(raw, family),
-        )
-    except ValidationError as error:
-        raise from_validation(error, MLAConfig.model_fields, "the config") from error
+    return MLAConfig(
+        **_dims(raw, family),
+        **_scales(raw, family),
+        **_lengths(raw, family),
+        model_type=raw["model_type"],
+        rope=read_rope(raw, family, nope, rope),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        query_scaling=read_query_scaling(raw, family),
+        gate=_gate(raw, family),
+        indexer=_indexer(raw, family),
+    )
 
 
 def _load(source: Any) -> Mapping[str, Any]:

@@ -15,8 +15,6 @@ from mla_core.config import Llama4Scaling, LongRope, RopeConfig, Yarn
 from mla_core.config_families import Family, RopeStyle
 from mla_core.config_values import missing, number, optional_number, positive, unsupported
 
-__all__ = ["read_query_scaling", "read_rope"]
-
 _COMMON = frozenset(
     {
         "rope_type",

@@ -11,17 +11,6 @@ from pydantic import ValidationError
 
 from mla_core.errors import ConfigError
 
-__all__ = [
-    "did_you_mean",
-    "from_validation",
-    "missing",
-    "number",
-    "optional_number",
-    "positive",
-    "unsupported",
-    "whole",
-]
-
 
 def unsupported(field: str, value: Any, supported: str, hint: str | None = None) -> ConfigError:
     """The error for a value that is understood but not supported, or not understood at all."""
@@ -38,11 +27,14 @@ def from_validation(error: ValidationError, known: Iterable[str], subject: str) 
     """One ConfigError that names every field pydantic refused, and suggests a name for each unknown one."""
     lines = []
     for detail in error.errors(include_url=False):
-        field = ".".join(str(part) for part in detail["loc"]) or subject
+        field = ".".join(str(part) for part in detail["loc"])
         if detail["type"] == "extra_forbidden":
             lines.append(f"{field}: no such field{did_you_mean(field, known)}")
         elif detail["type"] == "missing":
             lines.append(f"{field}: missing")
+        elif detail["type"] == "value_error":
+            problem = str(detail["ctx"]["error"])
+            lines.append(f"{field}: {problem}" if detail["loc"] else problem)
         else:
             lines.append(f"{field}={detail['input']!r}: {detail['msg']}")
     return ConfigError(f"{subject} is not valid: " + "; ".join(lines))
