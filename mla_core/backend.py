@@ -1,0 +1,126 @@
+"""The contract between the core and a kernel package.
+
+A backend is a class. The core builds one instance a layer, asks it to prepare each engine step once, and calls the
+kernels it declared. Legend: T new tokens, S keys, B requests, H heads, L latent, N nope, R rope, V value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mla_core.cache.latent import CacheGeometry, LatentCache, SlotTargets
+from mla_core.request import LayerRequest
+
+__all__ = ["Backend", "LayerContext", "MhaSegments", "MqaSegments"]
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What a backend learns when a layer is built: the request it was chosen for, its options, and the numbers."""
+
+    request: LayerRequest
+    options: Mapping[str, Any]
+    softmax_scale: float
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class MhaSegments:
+    """Expanded attention over packed requests: request b's queries are rows query_start_loc[b] to [b+1], its keys rows
+    key_start_loc[b] to [b+1].
+
+    causal: its last query sees all its keys, each earlier query one key less. `query_lens` and `key_lens` are host
+    mirrors. `meta` is what the backend's `prepare` returned for this object.
+    """
+
+    query_start_loc: Tensor
+    key_start_loc: Tensor
+    query_lens: tuple[int, ...]
+    key_lens: tuple[int, ...]
+    causal: bool
+    meta: Any = None
+
+
+@dataclass(eq=False)
+class MqaSegments:
+    """Absorbed attention over the paged cache: request b's queries are rows query_start_loc[b] to [b+1], its keys the
+    first seq_lens[b] tokens of the pages in block_table[b].
+
+    Causal as in MhaSegments. Page ids a request does not need may be anything, and so may unused bytes of its pages.
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    query_lens: tuple[int, ...]
+    key_lens: tuple[int, ...]
+    causal: bool = True
+    meta: Any = None
+
+
+class Backend(Protocol):
+    """What a kernel package implements. Only `prepare` and the kernels it declares are needed.
+
+    Every kernel fills `out` completely, and `lse` when one is given: float32, natural log of the sum of
+    exp(scale * score), shape [T, H]. A row that sees no key gets output 0 and lse -inf. Refusals belong in
+    `__init__` (raise UnsupportedError), never in a kernel.
+    """
+
+    def __init__(self, context: LayerContext) -> None: ...
+
+    def prepare(self, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry) -> Any:
+        """Host work for one engine step, shared by all layers; what it returns becomes `segments.meta`."""
+
+    def mha(
+        self,
+        q_THE: Tensor,
+        k_SHE: Tensor,
+        v_SHV: Tensor,
+        segments: MhaSegments,
+        scale: float,
+        out_THV: Tensor,
+        lse_TH: Tensor | None,
+    ) -> None:
+        """Kernel mha_prefill: attention in the expanded form, E = N + R. Tensors may be strided."""
+
+    def mqa(
+        self,
+        q_THL: Tensor,
+        cache: LatentCache,
+        segments: MqaSegments,
+        scale: float,
+        out_THL: Tensor,
+        lse_TH: Tensor | None,
+    ) -> None:
+        """Kernels mqa_decode and mqa_prefill: q_THL is [T, H, L + R]; all heads share the cached row as key, and its
+        first L values as value; out_THL is [T, H, L], or [T, H, V] when the backend owns v_up."""
+
+    def append(self, cache: LatentCache, targets: SlotTargets, latent_TL: Tensor, k_rope_TR: Tensor) -> None:
+        """Owned stage append: store the rotated rows of the new tokens."""
+
+    def rope_append(
+        self,
+        cache: LatentCache,
+        targets: SlotTargets,
+        q_rope_THR: Tensor,
+        latent_TL: Tensor,
+        k_rope_TR: Tensor,
+        rope: RopeInputs,
+    ) -> None:
+        """Owned stages rope and append: rotate q_rope_THR and k_rope_TR in place, then store the rows."""
+
+
+@dataclass(frozen=True)
+class RopeInputs:
+    """Rotation of one step's tokens: cosine and sine [T, R/2] in float32, amplitude included, and the pairing style."""
+
+    style: str
+    cos_TF: Tensor
+    sin_TF: Tensor
+    positions_T: Tensor = field(repr=False)

@@ -1,0 +1,247 @@
+"""Turns a plan into a frozen program: kernels loaded, hooks resolved, stages as plain callables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from torch import Tensor
+
+from mla_core.backend import Backend, LayerContext
+from mla_core.errors import ContractError, HookError
+from mla_core.hooks import PROJECT, HookSpecs, hookimpl, implementations
+from mla_core.stages.append import append
+from mla_core.stages.attend import attend
+from mla_core.stages.gate import gate
+from mla_core.stages.output import create_output
+from mla_core.stages.project import project
+from mla_core.stages.project_out import project_out
+from mla_core.stages.rope import rope
+
+if TYPE_CHECKING:
+    from mla_core.batch import Batch
+    from mla_core.layer import MLA
+    from mla_core.plan import Plan
+    from mla_core.registry import Registry
+    from mla_core.stages.output import AttentionOutput
+    from mla_core.stages.project import Projected
+    from mla_core.step import Step
+
+__all__ = ["Kernels", "Program", "bind"]
+
+# Kernel of a plan to the method that a backend must have for it.
+_METHODS = {"mha": "mha", "mqa": "mqa", "mqa_prefill": "mqa", "append": "append"}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The backend that serves each kernel of one layer; None when the plan does not use it."""
+
+    mha: Backend | None
+    mqa: Backend
+    mqa_prefill: Backend | None
+    # Names of the kernels whose backend multiplies by W_uv itself.
+    v_up_owners: frozenset[str]
+
+    def of(self, kernel: str) -> Any:
+        return getattr(self, kernel)
+
+    def owns_v_up(self, kernel: str) -> bool:
+        return kernel in self.v_up_owners
+
+
+@dataclass(frozen=True)
+class Program:
+    """A layer's stages, resolved."""
+
+    create_output: Callable[[MLA, Tensor, Batch], Tensor]
+    project: Callable[[MLA, Tensor, Batch], Projected]
+    rope: Callable[[MLA, Projected, Step], None]
+    append: Callable[[MLA, Projected, Step], None]
+    attend: Callable[[MLA, Projected, Step, AttentionOutput], None]
+    gate: Callable[[MLA, Tensor, Tensor], Tensor]
+    project_out: Callable[[MLA, Tensor, Batch], Tensor]
+    create_weights: Callable[[MLA], None]
+    load_weights: Callable[[MLA, Mapping[str, Tensor]], set[str]]
+    prepare_weights: Callable[[MLA], None]
+
+
+class _Defaults:
+    """The core's own stages, behind every plugin."""
+
+    @hookimpl
+    def create_output(self, layer: MLA, hidden: Tensor, batch: Batch) -> Tensor:
+        return create_output(layer, hidden, batch)
+
+    @hookimpl
+    def project(self, layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
+        return project(layer, hidden, batch)
+
+    @hookimpl
+    def attend(self, layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
+        attend(layer, projected, step, output)
+
+    @hookimpl
+    def gate(self, layer: MLA, output: Tensor, hidden: Tensor) -> Tensor:
+        return gate(layer, output, hidden)
+
+    @hookimpl
+    def project_out(self, layer: MLA, output: Tensor, batch: Batch) -> Tensor:
+        return project_out(layer, output, batch)
+
+
+def bind(
+    layer: MLA, plan: Plan, registry: Registry, context: Callable[[str], LayerContext]
+) -> tuple[Kernels, Program]:
+    """Load the chosen backends and resolve every hook once.
+
+    `context(name)` is what one backend's constructor gets. Raises UnsupportedError when a constructor refuses,
+    ContractError when a backend lacks a kernel it declares, HookError for a hook with a wrong name or arguments.
+    """
+    backends = {name: _build(name, registry, context) for name in _chosen(plan)}
+    for kernel, method in _METHODS.items():
+        name = plan.choices.get(kernel, "core")
+        if name != "core" and not callable(getattr(backends[name], method, None)):
+            raise ContractError(
+                f"backend {name!r} was chosen for {kernel} but its class has no method {method}"
+            )
+    manager = _manager(backends)
+    return _kernels(plan, backends), _program(plan, backends, manager)
+
+
+def _chosen(plan: Plan) -> list[str]:
+    """Backends in use, the decode backend last so that its hooks win."""
+    names = dict.fromkeys(
+        plan.choices[kernel] for kernel in ("mha", "mqa_prefill", "mqa") if kernel in plan.choices
+    )
+    return sorted(names, key=lambda name: name == plan.choices["mqa"])
+
+
+def _build(name: str, registry: Registry, context: Callable[[str], LayerContext]) -> Any:
+    return registry.load(name)(context(name))
+
+
+def _kernels(plan: Plan, backends: Mapping[str, Any]) -> Kernels:
+    served = {
+        kernel: backends.get(plan.choices.get(kernel, "core")) for kernel in ("mha", "mqa", "mqa_prefill")
+    }
+    owner = plan.choices["v_up"]
+    absorbed = [kernel for kernel in ("mqa", "mqa_prefill") if plan.choices.get(kernel) == owner]
+    return Kernels(**served, v_up_owners=frozenset(absorbed))
+
+
+def _manager(backends: Mapping[str, Any]) -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(HookSpecs)
+    for name, plugin in [("core", _Defaults()), *backends.items()]:
+        try:
+            manager.register(plugin, name)
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise HookError(f"plugin {name!r} has a hook that does not fit mla_core's: {error}") from error
+    return manager
+
+
+def _program(plan: Plan, backends: Mapping[str, Any], manager: pluggy.PluginManager) -> Program:
+    rope_owner, append_owner = plan.choices["rope"], plan.choices["append"]
+    return Program(
+        create_output=_stage(manager, "create_output"),
+        project=_stage(manager, "project"),
+        rope=rope if rope_owner == "core" else _nothing,
+        append=_append(backends, rope_owner, append_owner),
+        attend=_attend(manager),
+        gate=_gate(manager, plan.choices["gate"]),
+        project_out=_stage(manager, "project_out"),
+        create_weights=_every(manager, "create_weights"),
+        load_weights=_loaders(manager),
+        prepare_weights=_every(manager, "prepare_weights"),
+    )
+
+
+def _stage(manager: pluggy.PluginManager, name: str) -> Callable[..., Any]:
+    """The winning implementation of one stage."""
+    return _callable(implementations(manager, name)[0], manager, name)
+
+
+def _attend(manager: pluggy.PluginManager) -> Callable[..., None]:
+    """All implementations of attend, each wrapping the next through `inner`."""
+    *outer, default = implementations(manager, "attend")
+    inner = default.function
+    for implementation in reversed(outer):
+        inner = _wrapped(_callable(implementation, manager, "attend"), inner)
+    return inner
+
+
+def _wrapped(outer: Callable[..., None], inner: Callable[..., None]) -> Callable[..., None]:
+    def attend_through(layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
+        outer(layer, projected, step, output, inner)
+
+    return attend_through
+
+
+def _gate(manager: pluggy.PluginManager, owner: str) -> Callable[..., Any]:
+    winner = implementations(manager, "gate")[0]
+    if owner != "core" and winner.plugin_name != owner:
+        raise ContractError(
+            f"backend {owner!r} declares that it owns the gate, but has no hook implementation of it"
+        )
+    return _callable(winner, manager, "gate")
+
+
+def _append(backends: Mapping[str, Any], rope_owner: str, append_owner: str) -> Callable[..., None]:
+    if append_owner == "core":
+        return append
+    backend = backends[append_owner]
+    if rope_owner == "core":
+
+        def owned_append(layer: MLA, projected: Projected, step: Step) -> None:
+            backend.append(step.cache_of(layer), step.targets, projected.latent_TL, projected.k_rope_TR)
+
+        return owned_append
+
+    def owned_rope_append(layer: MLA, projected: Projected, step: Step) -> None:
+        q_rope_THR = projected.query_THE[..., layer.config.qk_nope_head_dim :]
+        rows = (projected.latent_TL, projected.k_rope_TR)
+        backend.rope_append(step.cache_of(layer), step.targets, q_rope_THR, *rows, step.rope)
+
+    return owned_rope_append
+
+
+def _nothing(layer: MLA, projected: Projected, step: Step) -> None:
+    """A stage that another one has taken over."""
+
+
+def _every(manager: pluggy.PluginManager, name: str) -> Callable[[MLA], None]:
+    calls = [_callable(found, manager, name) for found in implementations(manager, name)]
+
+    def run(layer: MLA) -> None:
+        for call in calls:
+            call(layer)
+
+    return run
+
+
+def _loaders(manager: pluggy.PluginManager) -> Callable[[MLA, Mapping[str, Tensor]], set[str]]:
+    calls = [_callable(found, manager, "load_weights") for found in implementations(manager, "load_weights")]
+    return lambda layer, weights: set().union(*(call(layer, weights) for call in calls))
+
+
+def _callable(implementation: Any, manager: pluggy.PluginManager, name: str) -> Callable[..., Any]:
+    """A plain callable with the specification's arguments, in its order, for an implementation that may take fewer."""
+    if implementation.hookwrapper or implementation.wrapper:
+        raise HookError(
+            f"plugin {implementation.plugin_name!r} wraps {name}; wrappers do not run here, "
+            "implement the hook itself (attend gets `inner` to wrap)"
+        )
+    specified = getattr(manager.hook, name).spec.argnames
+    if tuple(implementation.argnames) == tuple(specified):
+        return implementation.function
+    taken = [specified.index(argument) for argument in implementation.argnames]
+    function = implementation.function
+    if len(taken) == 1:
+        return lambda *arguments: function(arguments[taken[0]])
+    pick = itemgetter(*taken)
+    return lambda *arguments: function(*pick(arguments))

@@ -1,0 +1,326 @@
+"""One Multi-head Latent Attention layer over a paged latent cache, served by pluggable backends."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mla_core import registry as registries
+from mla_core import step as steps
+from mla_core import weights
+from mla_core.backend import LayerContext
+from mla_core.batch import Batch
+from mla_core.bind import bind
+from mla_core.cache import CachePool, LatentCache, Scales, layout_for
+from mla_core.config import MLAConfig
+from mla_core.device import device_info
+from mla_core.errors import (
+    CacheError,
+    ConfigError,
+    ContractError,
+    StaleCacheWarning,
+    UnsupportedError,
+    WeightsNotReady,
+)
+from mla_core.projections import Linear, Projections
+from mla_core.request import LayerRequest, reasons
+from mla_core.resolve import resolve
+from mla_core.stages.output import AttentionOutput
+from mla_core.stages.rope import scale_queries
+
+__all__ = ["MLA"]
+
+
+class MLA(nn.Module):
+    """An MLA layer for inference: hidden states [T, D] in, hidden states [T, D] out.
+
+    backend: config string, such as "vanilla", "prefill=a;decode=b" or "a|b"; None follows MLA_BACKEND, then the
+    config, then "auto". cache: layout name, "auto" stores the layer's dtype. workspace_tokens: how many cached tokens
+    a context chunk may expand at once. max_decode_query_len: 1 + draft tokens; longer queries are prefill.
+    prefill_form: "expand", "absorb", or "auto" for the first that the backend offers. fuse_qkv_a: one matmul for both
+    down projections. tp_size, tp_rank, reduce: this rank's share of the heads, and how partial outputs are summed.
+
+    Weights are uninitialised until `load_hf`. Raises ConfigError, SpecError, RegistryError or NoBackendFits when it
+    cannot be built as asked.
+    """
+
+    def __init__(
+        self,
+        config: MLAConfig,
+        *,
+        backend: str | None = None,
+        cache: str = "auto",
+        layer_idx: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        workspace_tokens: int = 8192,
+        max_decode_query_len: int = 1,
+        prefill_form: str = "auto",
+        fuse_qkv_a: bool = True,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.dtype, self.device = config, layer_idx, dtype, torch.device(device)
+        self.tp_size, self.tp_rank, self.reduce = tp_size, tp_rank, reduce
+        self.num_heads = _heads_per_rank(config, tp_size, tp_rank, reduce)
+        self.workspace_tokens = _at_least_one("workspace_tokens", workspace_tokens)
+        self.max_decode_query_len = _at_least_one("max_decode_query_len", max_decode_query_len)
+        self.layout = layout_for(cache, dtype, config.kv_lora_rank, config.qk_rope_head_dim)
+        self.softmax_scale = config.softmax_scale
+        self.request = self._request(prefill_form)
+        self._page_sizes: set[int] = set()
+        self.plan, self.kernels, self.program = self._choose(backend)
+        # Interned, so that layers built alike compare by identity.
+        self.signature = sys.intern(f"{self.plan.model_dump_json()} {config!r} {self.layout!r} {self.device}")
+        self._create_weights(fuse_qkv_a)
+
+    def forward(self, hidden_TD: Tensor, step: steps.Step) -> Tensor:
+        """New hidden states [T, D] of the step's tokens; padded rows are 0. `step` comes from `prepare`."""
+        output = self._attention(hidden_TD, step, want_lse=False)
+        gated_THV = self.program.gate(self, output.values_THV, hidden_TD)
+        hidden_TD = self.program.project_out(self, gated_THV, step.batch)
+        return _zero_padding(hidden_TD, step.batch)
+
+    def attention(
+        self, hidden_TD: Tensor, step: steps.Step, return_lse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
+        output = self._attention(hidden_TD, step, want_lse=return_lse)
+        _zero_padding(output.values_THV, step.batch)
+        if output.lse_TH is not None:
+            output.lse_TH[step.batch.num_tokens :] = -torch.inf
+        return output.values_THV, output.lse_TH
+
+    def _attention(self, hidden_TD: Tensor, step: steps.Step, *, want_lse: bool) -> AttentionOutput:
+        self._check(hidden_TD, step)
+        run = self.program
+        values_THV = run.create_output(self, hidden_TD, step.batch).view(
+            hidden_TD.shape[0], self.num_heads, -1
+        )
+        lse_TH = values_THV.new_empty(values_THV.shape[:2], dtype=torch.float32) if want_lse else None
+        output = AttentionOutput(values_THV, lse_TH)
+        projected = run.project(self, hidden_TD, step.batch)
+        scale_queries(projected, step)
+        run.rope(self, projected, step)
+        run.append(self, projected, step)
+        run.attend(self, projected, step, output)
+        return output
+
+    def prepare(self, batch: Batch, cache: LatentCache | CachePool) -> steps.Step:
+        """Host work of one engine step, shared by all layers that were built alike and read the same pages.
+
+        Raises CacheError or UnsupportedError when the cache does not fit this layer or its backends.
+        """
+        self._check_cache(cache)
+        if isinstance(cache, LatentCache) and any(batch.context_lens):
+            self._warn_if_stale(cache)
+        return steps.prepare(self, batch, cache)
+
+    def new_cache(self, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> LatentCache:
+        """A zeroed cache for this layer. k_scale: descale of per-tensor quantised layouts (stored = value / k_scale)."""
+        self._check_page_size(page_size)
+        scales = Scales(k_scale)
+        return LatentCache.allocate(
+            self.layout, num_pages, page_size, self.device, scales=scales, layer_idx=self.layer_idx
+        )
+
+    def new_pool(self, num_layers: int, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> CachePool:
+        """Zeroed caches for layers 0 to num_layers - 1 that share one page table."""
+        self._check_page_size(page_size)
+        made = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "device": self.device,
+            "scales": Scales(k_scale),
+        }
+        return CachePool(self.layout, layers=num_layers, **made)
+
+    def load_hf(
+        self, state_dict: Mapping[str, Tensor], prefix: str = "", *, partial: bool = False
+    ) -> weights.LoadReport:
+        """Load a Hugging Face attention module's tensors; names without `prefix` are those of its `self_attn`.
+
+        partial: some may be missing (a reload of a few). Derived weights are refreshed in place; tokens that a cache
+        holds from before are then stale. Raises CheckpointError listing every missing, unexpected or misshapen tensor.
+        """
+        report = weights.load_hf(self, state_dict, prefix, partial=partial)
+        self._after_load(report.loaded)
+        return report
+
+    def prepare_weights(self) -> None:
+        """Refresh everything derived from weights, in place. Call it after changing parameters by hand; idempotent."""
+        weights.refresh_derived(self)
+        self.program.prepare_weights(self)
+        self.ready = True
+
+    @property
+    def w_uk_HNL(self) -> Tensor:
+        """W_uk [H, N, L]: nope queries to latent queries."""
+        return self.w_uk_HLN.transpose(1, 2)
+
+    @property
+    def w_uv_HLV(self) -> Tensor:
+        """W_uv [H, L, V]: latent outputs to values."""
+        return self.w_uv_HVL.transpose(1, 2)
+
+    def _choose(self, backend: str | None) -> tuple[Any, Any, Any]:
+        """The plan and its bound program."""
+        registry = registries.default()
+        plan = resolve(self.request, backend or self.config.backend, registry=registry)
+        kernels, program = bind(self, plan, registry, lambda name: self._context(plan.options.get(name, {})))
+        return plan, kernels, program
+
+    def _context(self, options: Mapping[str, Any]) -> LayerContext:
+        return LayerContext(self.request, options, self.softmax_scale, self.device, self.dtype)
+
+    def _request(self, prefill_form: str) -> LayerRequest:
+        config = self.config
+        return LayerRequest(
+            device=device_info(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            layout=self.layout.id,
+            max_query_len=self.max_decode_query_len,
+            heads=self.num_heads,
+            latent=config.kv_lora_rank,
+            nope=config.qk_nope_head_dim,
+            rope=config.qk_rope_head_dim,
+            value=config.v_head_dim,
+            rope_style=config.rope.style,
+            prefill_form=prefill_form,
+            workspace_tokens=self.workspace_tokens,
+        )
+
+    def _create_weights(self, fuse_qkv_a: bool) -> None:
+        config, heads = self.config, self.num_heads
+        made = {"dtype": self.dtype, "device": self.device}
+        self.projections = Projections(config, heads, fuse_qkv_a, **made)
+        self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size, config.has_output_bias, **made)
+        self.gate_proj = None
+        if config.gate is not None:
+            gates = heads if config.gate.kind == "per_head" else heads * config.v_head_dim
+            self.gate_proj = Linear(config.hidden_size, gates, False, **made)
+        latent, nope, value = config.kv_lora_rank, config.qk_nope_head_dim, config.v_head_dim
+        self.register_buffer("w_uk_HLN", torch.empty(heads, latent, nope, **made), persistent=False)
+        self.register_buffer("w_uv_HVL", torch.empty(heads, value, latent, **made), persistent=False)
+        self._loaded: set[str] = set()
+        self.ready, self.weights_version = False, 0
+        self.program.create_weights(self)
+        self.register_load_state_dict_post_hook(_after_load_state_dict)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MLA:
+        """Refuse to move: the backend was chosen for one device and dtype."""
+        moved = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if (moved.device, moved.dtype) != (self.device, self.dtype):
+            raise ContractError(
+                f"layer {self.layer_idx} was planned for {self.dtype} on {self.device} and cannot become "
+                f"{moved.dtype} on {moved.device}; build it with MLA(..., dtype=, device=)"
+            )
+        return super()._apply(fn, recurse)
+
+    def _after_load(self, names: Iterable[str]) -> None:
+        self._loaded.update(names)
+        self.weights_version += 1
+        if self._loaded.issuperset(weights.expected_shapes(self)):
+            self.prepare_weights()
+
+    def _check(self, hidden_TD: Tensor, step: steps.Step) -> None:
+        if not self.ready:
+            missing = sorted(weights.expected_shapes(self).keys() - self._loaded)
+            raise WeightsNotReady(
+                f"layer {self.layer_idx} was used before its weights were complete; load_hf has not seen {missing}, "
+                "and after changing parameters by hand prepare_weights() must run"
+            )
+        rows = step.batch.num_rows
+        if hidden_TD.shape != (rows, self.config.hidden_size) or hidden_TD.dtype != self.dtype:
+            raise ContractError(
+                f"hidden states must be [{rows}, {self.config.hidden_size}] of {self.dtype} for this step, "
+                f"got {list(hidden_TD.shape)} of {hidden_TD.dtype}"
+            )
+        if step.signature is not self.signature:
+            raise ContractError(
+                "the step was prepared by a layer with another plan, config, cache layout or workspace; "
+                "call prepare on this layer"
+            )
+        self._mark_written(step)
+
+    def _mark_written(self, step: steps.Step) -> None:
+        cache = step.cache_of(self)
+        if cache.layer_idx not in (None, self.layer_idx):
+            raise CacheError(
+                f"the step's cache was made for layer {cache.layer_idx}, not layer {self.layer_idx}; "
+                "share a step between layers through a CachePool"
+            )
+        cache.weights_version = self.weights_version
+
+    def _warn_if_stale(self, cache: LatentCache) -> None:
+        if cache.weights_version not in (None, self.weights_version):
+            warnings.warn(
+                f"layer {self.layer_idx} loaded weights after its cache was written; the cached tokens are stale, "
+                "prefill them again",
+                StaleCacheWarning,
+                stacklevel=3,
+            )
+
+    def _check_cache(self, cache: LatentCache | CachePool) -> None:
+        geometry = cache.geometry
+        if geometry.layout != self.layout:
+            raise CacheError(
+                f"the cache has layout {geometry.layout.id!r} for {geometry.layout.latent} + {geometry.layout.rope} "
+                f"values, this layer needs {self.layout.id!r} for {self.layout.latent} + {self.layout.rope}"
+            )
+        if geometry.device != self.device:
+            raise CacheError(f"the cache is on {geometry.device}, the layer on {self.device}")
+        self._check_page_size(geometry.page_size)
+
+    def _check_page_size(self, page_size: int) -> None:
+        """Do all chosen backends declare this page size?"""
+        if page_size in self._page_sizes:
+            return
+        request = self.request.model_copy(update={"page_size": page_size})
+        for choice, kernel in (("mqa", "mqa_decode"), ("mqa_prefill", "mqa_prefill"), ("append", "append")):
+            name = self.plan.choices.get(choice, "core")
+            if name == "core":
+                continue
+            found = reasons(registries.default().info(name).capabilities, request.kernel_request(kernel))
+            if found:
+                raise UnsupportedError(name, found, kernel=kernel)
+        self._page_sizes.add(page_size)
+
+
+def _after_load_state_dict(layer: MLA, keys: Any) -> None:
+    """nn.Module.load_state_dict counts as a load when it left nothing out."""
+    layer._after_load([] if keys.missing_keys else weights.expected_shapes(layer))
+
+
+def _heads_per_rank(
+    config: MLAConfig, tp_size: int, tp_rank: int, reduce: Callable[[Tensor], Tensor] | None
+) -> int:
+    if tp_size < 1 or config.num_heads % tp_size:
+        raise ConfigError(
+            f"{config.num_heads} heads cannot be split over tp_size={tp_size} ranks; tp_size must divide num_heads"
+        )
+    if not 0 <= tp_rank < tp_size:
+        raise ConfigError(f"tp_rank must be 0 to {tp_size - 1} for tp_size={tp_size}, got {tp_rank}")
+    if tp_size > 1 and reduce is None:
+        raise ConfigError("tp_size > 1 needs reduce, the function that sums partial outputs over the ranks")
+    return config.num_heads // tp_size
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _zero_padding(rows: Tensor, batch: Batch) -> Tensor:
+    """Rows beyond the live tokens become 0, whatever flowed into them."""
+    if batch.num_tokens < batch.num_rows:
+        rows[batch.num_tokens :] = 0
+    return rows

@@ -1,0 +1,112 @@
+"""Stage attend: each phase in its form, context chunks merged by lse.
+
+expand form: k, v = W_ukv c, attention over N + R (equations 9 to 11 of arXiv 2405.04434).
+absorb form: queries times W_uk, attention over the cached row itself, values times W_uv (its section 2.1.2).
+Legend: T tokens of a part, S keys, H heads, N nope, R rope, E = N + R, L latent, V value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mla_core.ops import merge_into
+from mla_core.stages.output import AttentionOutput
+
+if TYPE_CHECKING:
+    from mla_core.layer import MLA
+    from mla_core.stages.project import Projected
+    from mla_core.step import AbsorbedPart, ExpandedPart, Step
+
+__all__ = ["absorb", "attend", "expand", "v_up"]
+
+
+def attend(layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
+    """Fill the output rows of every request, each phase by the kernel the plan chose."""
+    for part in step.parts:
+        result = _rows_of(output, part.rows)
+        part.attend(layer, projected, step, result)
+        if not isinstance(part.rows, slice):
+            _scatter(output, part.rows, result)
+
+
+def attend_absorbed(
+    part: AbsorbedPart, layer: MLA, projected: Projected, step: Step, output: AttentionOutput
+) -> None:
+    """Multi-query attention over the paged latent rows; new tokens are read back from the cache."""
+    backend, cache = layer.kernels.of(part.kernel), step.cache_of(layer)
+    query_THX = absorb(layer, projected.query_THE[part.rows])
+    owned = layer.kernels.owns_v_up(part.kernel)
+    out = output.values_THV if owned else query_THX.new_empty(*query_THX.shape[:2], layer.config.kv_lora_rank)
+    backend.mqa(query_THX, cache, part.segments, layer.softmax_scale, out, output.lse_TH)
+    if not owned:
+        v_up(layer, out, output.values_THV)
+
+
+def attend_expanded(
+    part: ExpandedPart, layer: MLA, projected: Projected, step: Step, output: AttentionOutput
+) -> None:
+    """Causal attention among the new tokens, then one unmasked pass per context chunk, merged in float32."""
+    backend, cache = layer.kernels.of(part.kernel), step.cache_of(layer)
+    query_THE = projected.query_THE[part.rows]
+    k, v = expand(layer, projected.latent_TL[part.rows], projected.k_rope_TR[part.rows])
+    if not part.chunks:
+        backend.mha(query_THE, k, v, part.own, layer.softmax_scale, output.values_THV, output.lse_TH)
+        return
+    lse_TH = query_THE.new_empty(query_THE.shape[:2], dtype=torch.float32)
+    backend.mha(query_THE, k, v, part.own, layer.softmax_scale, output.values_THV, lse_TH)
+    total_THV = output.values_THV.float()
+    for chunk in part.chunks:
+        k, v = expand(layer, *cache.read_targets(chunk.targets, query_THE.dtype))
+        query = query_THE[chunk.rows]
+        partial = query.new_empty(*query.shape[:2], layer.config.v_head_dim)
+        partial_lse = query.new_empty(query.shape[:2], dtype=torch.float32)
+        backend.mha(query, k, v, chunk.segments, layer.softmax_scale, partial, partial_lse)
+        merge_into(total_THV[chunk.rows], lse_TH[chunk.rows], partial, partial_lse)
+    output.values_THV.copy_(total_THV)
+    if output.lse_TH is not None:
+        output.lse_TH.copy_(lse_TH)
+
+
+def expand(layer: MLA, latent_SL: Tensor, k_rope_SR: Tensor) -> tuple[Tensor, Tensor]:
+    """Per-head keys [S, H, N + R] and values [S, H, V] of cached or new rows; the rope key is shared by the heads."""
+    config = layer.config
+    nope = config.qk_nope_head_dim
+    kv_SHX = layer.projections.kv_b_proj(latent_SL).view(-1, layer.num_heads, nope + config.v_head_dim)
+    k_SHE = kv_SHX.new_empty(*kv_SHX.shape[:2], config.qk_head_dim)
+    k_SHE[..., :nope] = kv_SHX[..., :nope]
+    k_SHE[..., nope:] = k_rope_SR.unsqueeze(1)
+    return k_SHE, kv_SHX[..., nope:]
+
+
+def absorb(layer: MLA, query_THE: Tensor) -> Tensor:
+    """Queries against cached rows, [T, H, L + R]: W_uk^T q_nope, then q_rope as it is."""
+    nope, latent = layer.config.qk_nope_head_dim, layer.config.kv_lora_rank
+    query_THX = query_THE.new_empty(*query_THE.shape[:2], layer.config.latent_width)
+    query_THX[..., :latent] = torch.bmm(query_THE[..., :nope].transpose(0, 1), layer.w_uk_HNL).transpose(0, 1)
+    query_THX[..., latent:] = query_THE[..., nope:]
+    return query_THX
+
+
+def v_up(layer: MLA, latent_THL: Tensor, values_THV: Tensor) -> None:
+    """Stage v_up: latent outputs times W_uv, into the caller's buffer."""
+    values_THV.copy_(torch.bmm(latent_THL.transpose(0, 1), layer.w_uv_HLV).transpose(0, 1))
+
+
+def _rows_of(output: AttentionOutput, rows: slice | Tensor) -> AttentionOutput:
+    """A part's rows of the output: a view when they are consecutive, else a buffer for `_scatter`."""
+    if isinstance(rows, slice):
+        return AttentionOutput(
+            output.values_THV[rows], None if output.lse_TH is None else output.lse_TH[rows]
+        )
+    values = output.values_THV.new_empty(rows.shape[0], *output.values_THV.shape[1:])
+    lse = None if output.lse_TH is None else output.lse_TH.new_empty(rows.shape[0], output.lse_TH.shape[1])
+    return AttentionOutput(values, lse)
+
+
+def _scatter(output: AttentionOutput, rows: Tensor, result: AttentionOutput) -> None:
+    output.values_THV[rows] = result.values_THV
+    if output.lse_TH is not None:
+        output.lse_TH[rows] = result.lse_TH

@@ -1,0 +1,49 @@
+"""Stage project: down and up projections with their norms.
+
+Legend: T tokens, D model, Q q-lora, H heads, E = N + R query head, L latent, R rope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mla_core.batch import Batch
+    from mla_core.layer import MLA
+
+__all__ = ["Projected", "project"]
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """New tokens after projection. The rope parts are rotated in place by the rope stage.
+
+    query_THE is [nope | rope] per head. q_lora_TQ is the normed query latent (None without q LoRA); an indexer uses
+    it together with hidden_TD.
+    """
+
+    query_THE: Tensor
+    latent_TL: Tensor
+    k_rope_TR: Tensor
+    hidden_TD: Tensor
+    q_lora_TQ: Tensor | None
+
+
+def project(layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
+    """q = q_b(norm(q_a(x))) or q_proj(x); [c | k_rope] = kv_a(x), c normed (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    config, modules = layer.config, layer.projections
+    q_a_TQ, kv_a_TX = modules.down(hidden)
+    q_lora_TQ = None if q_a_TQ is None else modules.q_a_layernorm(q_a_TQ)
+    query_THE = modules.up(hidden if q_lora_TQ is None else q_lora_TQ).view(
+        -1, layer.num_heads, config.qk_head_dim
+    )
+    latent_TL, k_rope_TR = kv_a_TX.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
+    latent_TL = modules.kv_a_layernorm(latent_TL)
+    if config.query_scale != 1.0:
+        query_THE = query_THE * config.query_scale
+    if config.latent_scale != 1.0:
+        latent_TL = latent_TL * config.latent_scale
+    return Projected(query_THE, latent_TL, k_rope_TR, hidden, q_lora_TQ)
