@@ -13,8 +13,7 @@ PLUGINS = [f"fake{number:02}" for number in range(50)]
 BUDGET_SECONDS = 1.0
 
 MANIFEST = """
-from mla_core.capabilities import Capabilities
-from mla_core.manifest import BackendInfo
+from mla_core import BackendInfo, Capabilities
 
 INFO = BackendInfo(
     name="{name}",

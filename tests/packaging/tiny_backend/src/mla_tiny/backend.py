@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_core.backend import LayerContext, MhaSegments, MqaSegments
-from mla_core.cache import LatentCache
+from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments
 
 __all__ = ["Tiny"]
 
@@ -16,6 +15,9 @@ class Tiny:
 
     def __init__(self, context: LayerContext) -> None:
         self.gain = float(context.options["gain"])
+
+    def prepare(self, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry) -> None:
+        """Nothing to plan."""
 
     def mha(
         self,

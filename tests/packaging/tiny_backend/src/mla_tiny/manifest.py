@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from mla_core.capabilities import Capabilities, IntSet
-from mla_core.manifest import BackendInfo
+from mla_core import BackendInfo, Capabilities, IntSet
 
 __all__ = ["INFO", "Options"]
 
