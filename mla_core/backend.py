@@ -1,7 +1,8 @@
 """The contract between the core and a kernel package.
 
-A backend is a class. The core builds one instance a layer, asks it to prepare each engine step once, and calls the
-kernels it declared. Legend: T new tokens, S keys, B requests, H heads, L latent, N nope, R rope, V value.
+A backend is a class. The core builds one instance a layer, asks it to prepare each engine step once, and
+calls the kernels it declared. Legend: T new tokens, S keys, B requests, H heads, L latent, N nope, R rope,
+V value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = ["Backend", "LayerContext", "MhaSegments", "MqaSegments"]
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a backend learns when a layer is built: the request it was chosen for, its options, and the numbers."""
+    """What a backend learns when a layer is built: the request it was chosen for, its options, and the
+    numbers.
+    """
 
     request: LayerRequest
     options: Mapping[str, Any]
@@ -32,11 +35,11 @@ class LayerContext:
 
 @dataclass(eq=False)
 class MhaSegments:
-    """Expanded attention over packed requests: request b's queries are rows query_start_loc[b] to [b+1], its keys rows
-    key_start_loc[b] to [b+1].
+    """Expanded attention over packed requests: request b's queries are rows query_start_loc[b] to [b+1],
+    its keys rows key_start_loc[b] to [b+1].
 
-    causal: its last query sees all its keys, each earlier query one key less. `query_lens` and `key_lens` are host
-    mirrors. `meta` is what the backend's `prepare` returned for this object.
+    causal: its last query sees all its keys, each earlier query one key less. `query_lens` and `key_lens`
+    are host mirrors. `meta` is what the backend's `prepare` returned for this object.
     """
 
     query_start_loc: Tensor
@@ -49,10 +52,11 @@ class MhaSegments:
 
 @dataclass(eq=False)
 class MqaSegments:
-    """Absorbed attention over the paged cache: request b's queries are rows query_start_loc[b] to [b+1], its keys the
-    first seq_lens[b] tokens of the pages in block_table[b].
+    """Absorbed attention over the paged cache: request b's queries are rows query_start_loc[b] to [b+1],
+    its keys the first seq_lens[b] tokens of the pages in block_table[b].
 
-    Causal as in MhaSegments. Page ids a request does not need may be anything, and so may unused bytes of its pages.
+    Causal as in MhaSegments. Page ids a request does not need may be anything, and so may unused bytes of
+    its pages.
     """
 
     query_start_loc: Tensor
@@ -98,8 +102,9 @@ class Backend(Protocol):
         out_THL: Tensor,
         lse_TH: Tensor | None,
     ) -> None:
-        """Kernels mqa_decode and mqa_prefill: q_THL is [T, H, L + R]; all heads share the cached row as key, and its
-        first L values as value; out_THL is [T, H, L], or [T, H, V] when the backend owns v_up."""
+        """Kernels mqa_decode and mqa_prefill: q_THL is [T, H, L + R]; all heads share the cached row as
+        key, and its first L values as value; out_THL is [T, H, L], or [T, H, V] when the backend owns
+        v_up."""
 
     def append(self, cache: LatentCache, targets: SlotTargets, latent_TL: Tensor, k_rope_TR: Tensor) -> None:
         """Owned stage append: store the rotated rows of the new tokens."""
@@ -118,7 +123,9 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class RopeInputs:
-    """Rotation of one step's tokens: cosine and sine [T, R/2] in float32, amplitude included, and the pairing style."""
+    """Rotation of one step's tokens: cosine and sine [T, R/2] in float32, amplitude included, and the
+    pairing style.
+    """
 
     style: str
     cos_TF: Tensor

@@ -1,13 +1,14 @@
 """One engine step's requests: which tokens are new, which are cached, where the new ones go.
 
-Legend: T token rows, B request rows, P pages per request. Rows beyond the live ones are padding: query length 0,
-slot -1, output 0.
+Legend: T token rows, B request rows, P pages per request. Rows beyond the live ones are padding: query
+length 0, slot -1, output 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ class Batch:
     """A batch of requests in any order and of any mix of prefill, chunk, decode and verification.
 
     query_start_loc [B+1]: first new-token row of each request. seq_lens [B]: cached plus new tokens.
-    block_table [B, P]: page ids; entries a request does not need may hold anything. slot_mapping [T]: where each new
-    token is stored (page * page_size + offset), -1 to store nowhere. positions [T]: rotary positions.
-    `query_lens`, `context_lens` and `pages` are host mirrors, read once here; nothing later copies from the device.
+    block_table [B, P]: page ids; entries a request does not need may hold anything. slot_mapping [T]: where
+    each new token is stored (page * page_size + offset), -1 to store nowhere. positions [T]: rotary
+    positions. `query_lens`, `context_lens` and `pages` are host mirrors, read once here; nothing later
+    copies from the device.
     """
 
     query_start_loc: Tensor
@@ -100,9 +102,10 @@ class Batch:
     ) -> Batch:
         """A batch from lengths and page tables; slots and positions follow from them.
 
-        query_lens and context_lens: new and already cached tokens of each request. block_table: one row of page ids a
-        request, in order of position. max_tokens, max_requests: pad to this many rows, for graph replay.
-        Raises BatchError when lengths are negative, pages are missing, or the batch exceeds its capacity.
+        query_lens and context_lens: new and already cached tokens of each request. block_table: one row of
+        page ids a request, in order of position. max_tokens, max_requests: pad to this many rows, for graph
+        replay. Raises BatchError when lengths are negative, pages are missing, or the batch exceeds its
+        capacity.
         """
         queries, contexts = _lengths("query_lens", query_lens), _lengths("context_lens", context_lens)
         if len(queries) != len(contexts):
@@ -136,7 +139,8 @@ def _integers(name: str, value: Tensor, dims: int) -> Tensor:
         raise BatchError(f"{name} must be an integer tensor with {dims} dims, got {type(value).__name__}")
     if value.dim() != dims or value.dtype not in (torch.int32, torch.int64):
         raise BatchError(
-            f"{name} must be an int32 or int64 tensor with {dims} dims, got {value.dtype} of shape {tuple(value.shape)}"
+            f"{name} must be an int32 or int64 tensor with {dims} dims, "
+            f"got {value.dtype} of shape {tuple(value.shape)}"
         )
     return value
 
@@ -183,7 +187,7 @@ def _query_lens(starts: list[int], lengths: list[int], table_rows: int, rows: in
         raise BatchError(f"query_start_loc must start at 0, got {starts[0]}")
     if starts[-1] > rows:
         raise BatchError(f"query_start_loc ends at {starts[-1]} but slot_mapping has only {rows} rows")
-    query_lens = tuple(end - start for start, end in zip(starts, starts[1:], strict=False))
+    query_lens = tuple(end - start for start, end in pairwise(starts))
     for index, (query, length) in enumerate(zip(query_lens, lengths, strict=True)):
         if query < 0:
             raise BatchError(

@@ -93,23 +93,29 @@ class _Defaults:
         return project_out(layer, output, batch)
 
 
-def bind(
-    layer: MLA, plan: Plan, registry: Registry, context: Callable[[str], LayerContext]
-) -> tuple[Kernels, Program]:
+def bind(plan: Plan, registry: Registry, context: Callable[[str], LayerContext]) -> tuple[Kernels, Program]:
     """Load the chosen backends and resolve every hook once.
 
-    `context(name)` is what one backend's constructor gets. Raises UnsupportedError when a constructor refuses,
-    ContractError when a backend lacks a kernel it declares, HookError for a hook with a wrong name or arguments.
+    `context(name)` is what one backend's constructor gets. Raises UnsupportedError when a constructor
+    refuses, ContractError when a backend lacks a kernel it declares, HookError for a hook with a wrong name
+    or arguments.
     """
     backends = {name: _build(name, registry, context) for name in _chosen(plan)}
-    for kernel, method in _METHODS.items():
-        name = plan.choices.get(kernel, "core")
-        if name != "core" and not callable(getattr(backends[name], method, None)):
+    _check_methods(plan, backends)
+    manager = _manager(backends)
+    return _kernels(plan, backends), _program(plan, backends, manager)
+
+
+def _check_methods(plan: Plan, backends: Mapping[str, Any]) -> None:
+    """Has every chosen backend the methods of the kernels and stages it was chosen for?"""
+    for kernel, name in plan.choices.items():
+        method = _METHODS.get(kernel)
+        if method == "append" and plan.choices["rope"] != "core":
+            method = "rope_append"
+        if method and name != "core" and not callable(getattr(backends[name], method, None)):
             raise ContractError(
                 f"backend {name!r} was chosen for {kernel} but its class has no method {method}"
             )
-    manager = _manager(backends)
-    return _kernels(plan, backends), _program(plan, backends, manager)
 
 
 def _chosen(plan: Plan) -> list[str]:
@@ -137,12 +143,16 @@ def _manager(backends: Mapping[str, Any]) -> pluggy.PluginManager:
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
     for name, plugin in [("core", _Defaults()), *backends.items()]:
-        try:
-            manager.register(plugin, name)
-            manager.check_pending()
-        except pluggy.PluginValidationError as error:
-            raise HookError(f"plugin {name!r} has a hook that does not fit mla_core's: {error}") from error
+        _register(manager, plugin, name)
     return manager
+
+
+def _register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise HookError(f"plugin {name!r} has a hook that does not fit mla_core's: {error}") from error
 
 
 def _program(plan: Plan, backends: Mapping[str, Any], manager: pluggy.PluginManager) -> Program:
@@ -230,7 +240,9 @@ def _loaders(manager: pluggy.PluginManager) -> Callable[[MLA, Mapping[str, Tenso
 
 
 def _callable(implementation: Any, manager: pluggy.PluginManager, name: str) -> Callable[..., Any]:
-    """A plain callable with the specification's arguments, in its order, for an implementation that may take fewer."""
+    """A plain callable with the specification's arguments, in its order, for an implementation that may
+    take fewer.
+    """
     if implementation.hookwrapper or implementation.wrapper:
         raise HookError(
             f"plugin {implementation.plugin_name!r} wraps {name}; wrappers do not run here, "

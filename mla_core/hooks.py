@@ -1,8 +1,8 @@
 """The hook points of a layer, as pluggy specifications.
 
-Each is resolved once, when a layer is built: the first implementation wins and becomes a plain callable; pluggy never
-runs in `forward`. An implementation always returns its result; one that cannot serve a layer says so when the layer
-is built. The three weight hooks are different: every implementation runs.
+Each is resolved once, when a layer is built: the first implementation wins and becomes a plain callable;
+pluggy never runs in `forward`. An implementation always returns its result; one that cannot serve a layer
+says so when the layer is built. The three weight hooks are different: every implementation runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class HookSpecs:
         output: AttentionOutput,
         inner: Callable[..., None],
     ) -> None:
-        """Fill output.values_THV, and output.lse_TH when it is there; `inner(layer, projected, step, output)` is the next one in."""
+        """Fill output.values_THV, and output.lse_TH when it is there; `inner(layer, projected, step,
+        output)` is the next one in.
+        """
 
     @hookspec(firstresult=True)
     def gate(self, layer: MLA, output: Tensor, hidden: Tensor) -> Tensor:  # type: ignore[empty-body]

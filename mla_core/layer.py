@@ -39,14 +39,15 @@ __all__ = ["MLA"]
 class MLA(nn.Module):
     """An MLA layer for inference: hidden states [T, D] in, hidden states [T, D] out.
 
-    backend: config string, such as "vanilla", "prefill=a;decode=b" or "a|b"; None follows MLA_BACKEND, then the
-    config, then "auto". cache: layout name, "auto" stores the layer's dtype. workspace_tokens: how many cached tokens
-    a context chunk may expand at once. max_decode_query_len: 1 + draft tokens; longer queries are prefill.
-    prefill_form: "expand", "absorb", or "auto" for the first that the backend offers. fuse_qkv_a: one matmul for both
-    down projections. tp_size, tp_rank, reduce: this rank's share of the heads, and how partial outputs are summed.
+    backend: config string, such as "vanilla", "prefill=a;decode=b" or "a|b"; None follows MLA_BACKEND, then
+    the config, then "auto". cache: layout name, "auto" stores the layer's dtype. workspace_tokens: how many
+    cached tokens a context chunk may expand at once. max_decode_query_len: 1 + draft tokens; longer queries
+    are prefill. prefill_form: "expand", "absorb", or "auto" for the first that the backend offers.
+    fuse_qkv_a: one matmul for both down projections. tp_size, tp_rank, reduce: this rank's share of the
+    heads, and how partial outputs are summed.
 
-    Weights are uninitialised until `load_hf`. Raises ConfigError, SpecError, RegistryError or NoBackendFits when it
-    cannot be built as asked.
+    Weights are uninitialised until `load_hf`. Raises ConfigError, SpecError, RegistryError or NoBackendFits
+    when it cannot be built as asked.
     """
 
     def __init__(
@@ -124,7 +125,10 @@ class MLA(nn.Module):
         return steps.prepare(self, batch, cache)
 
     def new_cache(self, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> LatentCache:
-        """A zeroed cache for this layer. k_scale: descale of per-tensor quantised layouts (stored = value / k_scale)."""
+        """A zeroed cache for this layer.
+
+        k_scale: descale of per-tensor quantised layouts (stored = value / k_scale).
+        """
         self._check_page_size(page_size)
         scales = Scales(k_scale)
         return LatentCache.allocate(
@@ -145,17 +149,21 @@ class MLA(nn.Module):
     def load_hf(
         self, state_dict: Mapping[str, Tensor], prefix: str = "", *, partial: bool = False
     ) -> weights.LoadReport:
-        """Load a Hugging Face attention module's tensors; names without `prefix` are those of its `self_attn`.
+        """Load a Hugging Face attention module's tensors; names without `prefix` are those of its
+        `self_attn`.
 
-        partial: some may be missing (a reload of a few). Derived weights are refreshed in place; tokens that a cache
-        holds from before are then stale. Raises CheckpointError listing every missing, unexpected or misshapen tensor.
+        partial: some may be missing (a reload of a few). Derived weights are refreshed in place; tokens
+        that a cache holds from before are then stale. Raises CheckpointError listing every missing,
+        unexpected or misshapen tensor.
         """
         report = weights.load_hf(self, state_dict, prefix, partial=partial)
         self._after_load(report.loaded)
         return report
 
     def prepare_weights(self) -> None:
-        """Refresh everything derived from weights, in place. Call it after changing parameters by hand; idempotent."""
+        """Refresh everything derived from weights, in place. Call it after changing parameters by hand;
+        idempotent.
+        """
         weights.refresh_derived(self)
         self.program.prepare_weights(self)
         self.ready = True
@@ -174,7 +182,7 @@ class MLA(nn.Module):
         """The plan and its bound program."""
         registry = registries.default()
         plan = resolve(self.request, backend or self.config.backend, registry=registry)
-        kernels, program = bind(self, plan, registry, lambda name: self._context(plan.options.get(name, {})))
+        kernels, program = bind(plan, registry, lambda name: self._context(plan.options.get(name, {})))
         return plan, kernels, program
 
     def _context(self, options: Mapping[str, Any]) -> LayerContext:
@@ -234,8 +242,8 @@ class MLA(nn.Module):
         if not self.ready:
             missing = sorted(weights.expected_shapes(self).keys() - self._loaded)
             raise WeightsNotReady(
-                f"layer {self.layer_idx} was used before its weights were complete; load_hf has not seen {missing}, "
-                "and after changing parameters by hand prepare_weights() must run"
+                f"layer {self.layer_idx} was used before its weights were complete; load_hf has not seen "
+                f"{missing}, and after changing parameters by hand prepare_weights() must run"
             )
         rows = step.batch.num_rows
         if hidden_TD.shape != (rows, self.config.hidden_size) or hidden_TD.dtype != self.dtype:
@@ -262,8 +270,8 @@ class MLA(nn.Module):
     def _warn_if_stale(self, cache: LatentCache) -> None:
         if cache.weights_version not in (None, self.weights_version):
             warnings.warn(
-                f"layer {self.layer_idx} loaded weights after its cache was written; the cached tokens are stale, "
-                "prefill them again",
+                f"layer {self.layer_idx} loaded weights after its cache was written; the cached tokens are "
+                "stale, prefill them again",
                 StaleCacheWarning,
                 stacklevel=3,
             )
@@ -272,8 +280,9 @@ class MLA(nn.Module):
         geometry = cache.geometry
         if geometry.layout != self.layout:
             raise CacheError(
-                f"the cache has layout {geometry.layout.id!r} for {geometry.layout.latent} + {geometry.layout.rope} "
-                f"values, this layer needs {self.layout.id!r} for {self.layout.latent} + {self.layout.rope}"
+                f"the cache has layout {geometry.layout.id!r} for {geometry.layout.latent} + "
+                f"{geometry.layout.rope} values, this layer needs {self.layout.id!r} "
+                f"for {self.layout.latent} + {self.layout.rope}"
             )
         if geometry.device != self.device:
             raise CacheError(f"the cache is on {geometry.device}, the layer on {self.device}")
@@ -304,7 +313,8 @@ def _heads_per_rank(
 ) -> int:
     if tp_size < 1 or config.num_heads % tp_size:
         raise ConfigError(
-            f"{config.num_heads} heads cannot be split over tp_size={tp_size} ranks; tp_size must divide num_heads"
+            f"{config.num_heads} heads cannot be split over tp_size={tp_size} ranks; "
+            "tp_size must divide num_heads"
         )
     if not 0 <= tp_rank < tp_size:
         raise ConfigError(f"tp_rank must be 0 to {tp_size - 1} for tp_size={tp_size}, got {tp_rank}")

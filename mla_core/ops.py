@@ -11,9 +11,10 @@ __all__ = ["merge", "merge_into"]
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Combine attention over two disjoint sets of keys, for the same queries.
 
-    out [..., V] with lse [...] (natural log of the sum of exp). lse = log(e^lse_a + e^lse_b); each out is weighted by
-    e^(its lse - lse). A side that saw nothing has lse -inf and weight 0; with both empty the result is 0 and -inf.
-    Computed in float32; a NaN that comes in comes out. Returns (out in out_a's dtype, lse float32).
+    out [..., V] with lse [...] (natural log of the sum of exp). lse = log(e^lse_a + e^lse_b); each out is
+    weighted by e^(its lse - lse). A side that saw nothing has lse -inf and weight 0; with both empty the
+    result is 0 and -inf. Computed in float32; a NaN that comes in comes out. Returns (out in out_a's dtype,
+    lse float32).
     """
     out = out_a.float().clone()
     lse = lse_a.float().clone()

@@ -39,7 +39,9 @@ class RMSNorm(nn.Module):
 
 
 class Projections(nn.Module):
-    """Down and up projections and their norms; with q LoRA the two down projections may be one fused matrix."""
+    """Down and up projections and their norms; with q LoRA the two down projections may be one fused
+    matrix.
+    """
 
     def __init__(
         self, config: MLAConfig, heads: int, fuse_qkv_a: bool, dtype: torch.dtype, device: torch.device
@@ -73,7 +75,9 @@ class Projections(nn.Module):
         return q_a_TQ, self.kv_a_proj_with_mqa(hidden_TD)
 
     def up(self, x_TX: Tensor) -> Tensor:
-        """All query heads [T, H * E], from the normed query latent or, without q LoRA, from the hidden states."""
+        """All query heads [T, H * E], from the normed query latent or, without q LoRA, from the hidden
+        states.
+        """
         return self.q_proj(x_TX) if self.q_lora_rank is None else self.q_b_proj(x_TX)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,7 +56,9 @@ class ContextChunk:
 
 @dataclass(frozen=True, eq=False)
 class ExpandedPart:
-    """Rows served by multi-head attention: among themselves (`own`), then over chunks of their cached prefix."""
+    """Rows served by multi-head attention: among themselves (`own`), then over chunks of their cached
+    prefix.
+    """
 
     kernel: str
     rows: Rows
@@ -165,7 +167,7 @@ class _Planner:
         """Token rows of these requests: a slice when they are consecutive, which costs nothing."""
         starts = [0, *accumulate(self.batch.query_lens)]
         spans = [(starts[b], starts[b + 1]) for b in requests]
-        if all(end == start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)):
+        if all(end == start for (_, end), (start, _) in pairwise(spans)):
             return slice(spans[0][0], spans[-1][1])
         return torch.cat([torch.arange(*span) for span in spans]).to(self.geometry.device)
 
@@ -188,15 +190,15 @@ def _checked_table(batch: Batch, geometry: CacheGeometry) -> Tensor:
     if needed.numel() and int(needed.max()) > width:
         request = int(needed.argmax())
         raise CacheError(
-            f"request {request} has {batch.lengths[request]} tokens and needs {int(needed[request])} pages of "
-            f"{geometry.page_size}, but block_table has {width} columns"
+            f"request {request} has {batch.lengths[request]} tokens and needs {int(needed[request])} pages "
+            f"of {geometry.page_size}, but block_table has {width} columns"
         )
     used = torch.arange(width) < needed.unsqueeze(1)
     wrong = (used & ((table < 0) | (table >= geometry.num_pages))).nonzero()
     if wrong.numel():
         request, column = wrong[0].tolist()
         raise CacheError(
-            f"block_table[{request}, {column}] is {int(table[request, column])}, but the cache has pages 0 to "
-            f"{geometry.num_pages - 1}; request {request} needs its first {int(needed[request])} entries"
+            f"block_table[{request}, {column}] is {int(table[request, column])}, but the cache has pages "
+            f"0 to {geometry.num_pages - 1}; request {request} needs its first {int(needed[request])} entries"
         )
     return table

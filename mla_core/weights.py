@@ -45,7 +45,9 @@ def expected_shapes(layer: MLA) -> dict[str, tuple[int, ...]]:
 
 
 def load_hf(layer: MLA, state_dict: Mapping[str, Tensor], prefix: str, *, partial: bool) -> LoadReport:
-    """Copy tensors into the layer. All that is missing, left over or of the wrong shape is reported at once."""
+    """Copy tensors into the layer. All that is missing, left over or of the wrong shape is reported at
+    once.
+    """
     given = {
         name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)
     }

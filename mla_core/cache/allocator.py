@@ -23,8 +23,8 @@ class _Request:
 class BlockAllocator:
     """Pages of `page_size` tokens, handed out by request and counted by users.
 
-    A fork shares the parent's full pages and takes a page of its own for a partial last one, so that writers never
-    meet; the caller copies that page (`fork` says which). Not thread-safe.
+    A fork shares the parent's full pages and takes a page of its own for a partial last one, so that
+    writers never meet; the caller copies that page (`fork` says which). Not thread-safe.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -42,7 +42,9 @@ class BlockAllocator:
         return len(self._free)
 
     def allocate(self, request: Hashable, tokens: int) -> list[int]:
-        """Pages for a new request of `tokens` tokens, in order of position. Raises CacheError when too few are free."""
+        """Pages for a new request of `tokens` tokens, in order of position. Raises CacheError when too few
+        are free.
+        """
         if request in self._requests:
             raise CacheError(
                 f"request {request!r} already has pages; use extend to grow it or free to end it"
@@ -73,7 +75,8 @@ class BlockAllocator:
     def fork(self, parent: Hashable, child: Hashable) -> tuple[list[int], tuple[int, int] | None]:
         """Start `child` with the parent's tokens.
 
-        Returns the child's pages, and (source, target) of the partial last page that the caller must copy, or None.
+        Returns the child's pages, and (source, target) of the partial last page that the caller must copy,
+        or None.
         """
         source = self._known(parent)
         if child in self._requests:

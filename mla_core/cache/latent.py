@@ -33,7 +33,9 @@ class SlotTargets:
 
     @classmethod
     def split(cls, slot_mapping: Tensor, geometry: CacheGeometry) -> SlotTargets:
-        """Drop the slots that say "do not write" (-1). Raises CacheError for any other slot outside the cache."""
+        """Drop the slots that say "do not write" (-1). Raises CacheError for any other slot outside the
+        cache.
+        """
         limit = geometry.num_pages * geometry.page_size
         slots = slot_mapping.long()
         rows = None
@@ -42,8 +44,8 @@ class SlotTargets:
             if low < -1 or high >= limit:
                 wrong = high if high >= limit else low
                 raise CacheError(
-                    f"slot {wrong} is outside the cache: {geometry.num_pages} pages of {geometry.page_size} tokens "
-                    f"have slots 0 to {limit - 1}, and -1 means do not write"
+                    f"slot {wrong} is outside the cache: {geometry.num_pages} pages of {geometry.page_size} "
+                    f"tokens have slots 0 to {limit - 1}, and -1 means do not write"
                 )
             if low < 0:
                 rows = (slots >= 0).nonzero().squeeze(1)
@@ -53,10 +55,11 @@ class SlotTargets:
 
 @dataclass(eq=False)
 class LatentCache:
-    """Pages of latent rows for one layer. `data` is the raw tensor [num_pages, page_size, row], possibly strided.
+    """Pages of latent rows for one layer. `data` is the raw tensor [num_pages, page_size, row], possibly
+    strided.
 
-    `layer_idx` names the layer it was made for, None for any. `weights_version` is the version of the weights that
-    wrote the newest rows.
+    `layer_idx` names the layer it was made for, None for any. `weights_version` is the version of the
+    weights that wrote the newest rows.
     """
 
     data: Tensor
@@ -69,8 +72,8 @@ class LatentCache:
         shape = tuple(self.data.shape)
         if len(shape) != 3 or shape[2] != self.layout.row or self.data.dtype != self.layout.storage:
             raise CacheError(
-                f"layout {self.layout.id!r} needs [num_pages, page_size, {self.layout.row}] of {self.layout.storage}, "
-                f"got {list(shape)} of {self.data.dtype}"
+                f"layout {self.layout.id!r} needs [num_pages, page_size, {self.layout.row}] "
+                f"of {self.layout.storage}, got {list(shape)} of {self.data.dtype}"
             )
         if shape[1] < 1:
             raise CacheError(f"page_size must be at least 1, got {shape[1]}")
@@ -98,7 +101,9 @@ class LatentCache:
     def from_tensor(
         cls, data: Tensor, layout: Layout, page_size: int, *, scales: Scales = Scales()
     ) -> LatentCache:
-        """A cache over the caller's own, possibly strided, tensor [num_pages, page_size, row]; nothing is copied."""
+        """A cache over the caller's own, possibly strided, tensor [num_pages, page_size, row]; nothing is
+        copied.
+        """
         if data.dim() == 3 and data.shape[1] != page_size:
             raise CacheError(f"page_size={page_size} but the tensor has pages of {data.shape[1]} tokens")
         return cls(data, layout, scales)
@@ -129,7 +134,9 @@ class LatentCache:
     def read(
         self, block_table: Tensor, length: int, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The first `length` tokens of one request (block_table: its row of page ids): (latent_SL, k_rope_SR)."""
+        """The first `length` tokens of one request (block_table: its row of page ids): (latent_SL,
+        k_rope_SR).
+        """
         where = torch.arange(length, device=self.data.device)
         pages = block_table.to(self.data.device).long().reshape(-1)[where // self.page_size]
         return self.read_targets(

@@ -1,6 +1,7 @@
 """How one token's latent row lies in memory.
 
-A layout is bound to a model's dims. It allocates pages, packs rows, and is the only reader and writer of their bytes.
+A layout is bound to a model's dims. It allocates pages, packs rows, and is the only reader and writer of
+their bytes.
 Legend: T tokens, S cached tokens, L latent, R rope, P pages.
 """
 
@@ -21,7 +22,9 @@ __all__ = ["Layout", "Scales", "layout_for", "layout_ids"]
 
 @dataclass(frozen=True)
 class Scales:
-    """Per-tensor factors of a quantised cache: stored = value / k_scale. MLA has one scale for the shared latent."""
+    """Per-tensor factors of a quantised cache: stored = value / k_scale. MLA has one scale for the shared
+    latent.
+    """
 
     k_scale: float = 1.0
 
@@ -85,7 +88,9 @@ class Layout(ABC):
         return torch.zeros(num_pages, page_size, self.row, dtype=self.storage, device=device)
 
     def write(self, data: Tensor, pages_T: Tensor, offsets_T: Tensor, rows: Tensor) -> None:
-        """Store packed rows at (page, offset), and touch nothing else. Offsets are 64-bit, strides are data's own."""
+        """Store packed rows at (page, offset), and touch nothing else. Offsets are 64-bit, strides are
+        data's own.
+        """
         data[pages_T, offsets_T] = rows
 
     def read(self, data: Tensor, pages_S: Tensor, offsets_S: Tensor) -> Tensor:

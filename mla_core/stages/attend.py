@@ -71,7 +71,9 @@ def attend_expanded(
 
 
 def expand(layer: MLA, latent_SL: Tensor, k_rope_SR: Tensor) -> tuple[Tensor, Tensor]:
-    """Per-head keys [S, H, N + R] and values [S, H, V] of cached or new rows; the rope key is shared by the heads."""
+    """Per-head keys [S, H, N + R] and values [S, H, V] of cached or new rows; the rope key is shared by the
+    heads.
+    """
     config = layer.config
     nope = config.qk_nope_head_dim
     kv_SHX = layer.projections.kv_b_proj(latent_SL).view(-1, layer.num_heads, nope + config.v_head_dim)

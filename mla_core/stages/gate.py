@@ -14,7 +14,9 @@ __all__ = ["gate"]
 
 
 def gate(layer: MLA, output: Tensor, hidden: Tensor) -> Tensor:
-    """output [T, H, V] times sigmoid(W_g x) in float32, one gate a head or one a value; identity without a gate."""
+    """output [T, H, V] times sigmoid(W_g x) in float32, one gate a head or one a value; identity without a
+    gate.
+    """
     if layer.gate_proj is None:
         return output
     logits = layer.gate_proj(hidden).float().view(output.shape[0], output.shape[1], -1)

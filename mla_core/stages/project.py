@@ -21,8 +21,8 @@ __all__ = ["Projected", "project"]
 class Projected:
     """New tokens after projection. The rope parts are rotated in place by the rope stage.
 
-    query_THE is [nope | rope] per head. q_lora_TQ is the normed query latent (None without q LoRA); an indexer uses
-    it together with hidden_TD.
+    query_THE is [nope | rope] per head. q_lora_TQ is the normed query latent (None without q LoRA); an
+    indexer uses it together with hidden_TD.
     """
 
     query_THE: Tensor
@@ -33,7 +33,7 @@ class Projected:
 
 
 def project(layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
-    """q = q_b(norm(q_a(x))) or q_proj(x); [c | k_rope] = kv_a(x), c normed (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    """q = q_b(norm(q_a(x))) or q_proj(x); [c | k_rope] = kv_a(x), c normed (arXiv 2405.04434, 2.1)."""
     config, modules = layer.config, layer.projections
     q_a_TQ, kv_a_TX = modules.down(hidden)
     q_lora_TQ = None if q_a_TQ is None else modules.q_a_layernorm(q_a_TQ)

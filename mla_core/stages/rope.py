@@ -32,7 +32,9 @@ def rope(layer: MLA, projected: Projected, step: Step) -> None:
 
 
 def rotate(x_THR: Tensor, inputs: RopeInputs) -> None:
-    """Rotate each pair by its angle, in place, in float32; interleaved pairs are (2i, 2i+1), half-split (i, i + R/2)."""
+    """Rotate each pair by its angle, in place, in float32; interleaved pairs are (2i, 2i+1), half-split (i,
+    i + R/2).
+    """
     half = x_THR.shape[-1] // 2
     if inputs.style == "interleaved":
         first, second = x_THR[..., 0::2], x_THR[..., 1::2]
@@ -51,7 +53,9 @@ def scale_queries(projected: Projected, step: Step) -> None:
 
 
 def rope_inputs(config: MLAConfig, batch: Batch) -> RopeInputs | None:
-    """Cosines and sines of a step's tokens; None when nothing rotates. Angles are float32 products, as checkpoints were trained."""
+    """Cosines and sines of a step's tokens; None when nothing rotates. Angles are float32 products, as
+    checkpoints were trained.
+    """
     if config.rope.style == "none" or config.qk_rope_head_dim == 0:
         return None
     positions = batch.positions
@@ -63,7 +67,9 @@ def rope_inputs(config: MLAConfig, batch: Batch) -> RopeInputs | None:
 
 
 def query_factors(config: MLAConfig, batch: Batch) -> Tensor | None:
-    """Llama-4 query scale [T] in float32: 1 + beta * ln(1 + floor((position + offset) / floor_scale)); None when not configured."""
+    """Llama-4 query scale [T] in float32: 1 + beta * ln(1 + floor((position + offset) / floor_scale)); None
+    when not configured.
+    """
     scaling = config.query_scaling
     if scaling is None:
         return None

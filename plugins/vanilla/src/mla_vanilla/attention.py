@@ -18,8 +18,8 @@ _MAX_SCORES = 1 << 26
 def attention(
     q_GME: Tensor, k_GSE: Tensor, v_GSV: Tensor, visible_GM: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale * q k^T) v and its lse; row m sees its first visible[m] keys (one row for all groups will do), None
-    means all.
+    """softmax(scale * q k^T) v and its lse; row m sees its first visible[m] keys (one row for all groups
+    will do), None means all.
 
     Scores, softmax and lse are float32. Keys beyond what a row sees must be finite.
     Returns (out [G, M, V], lse [G, M] natural log). A row that sees nothing gets 0 and -inf.
@@ -39,7 +39,9 @@ def attention(
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """torch's fused CPU kernel: float32 softmax inside, and no score matrix. It wants equal widths of q, k and v."""
+    """torch's fused CPU kernel: float32 softmax inside, and no score matrix. It wants equal widths of q, k
+    and v.
+    """
     width = v.shape[2]
     if width < q.shape[2]:
         v = F.pad(v, (0, q.shape[2] - width))

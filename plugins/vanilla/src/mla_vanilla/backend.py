@@ -1,6 +1,7 @@
 """The vanilla backend: groups requests of similar size, pads them, and calls one attention function.
 
-Legend: T query rows, S keys, H heads, E = N + R, X = L + R, L latent, V value, n requests of a group, P pages each.
+Legend: T query rows, S keys, H heads, E = N + R, X = L + R, L latent, V value, n requests of a group, P
+pages each.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments
 from torch import Tensor
 
+from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments
 from mla_vanilla.attention import attention
 
 __all__ = ["Vanilla"]
@@ -25,8 +26,9 @@ _MAX_PADDING = 1.25
 class Group:
     """Requests with the same query length and a similar key length, padded to `keys`.
 
-    rows: their query rows. pages [n * P]: the pages to read. unowned: rows of the gathered pages that hold no token
-    of the request, None when there are none. visible [n, T]: keys each query row sees, None when all see all.
+    rows: their query rows. pages [n * P]: the pages to read. unowned: rows of the gathered pages that hold
+    no token of the request, None when there are none. visible [n, T]: keys each query row sees, None when
+    all see all.
     """
 
     requests: int
@@ -130,7 +132,8 @@ def _group(members: list[int], segments: MqaSegments, geometry: CacheGeometry) -
     lengths = torch.tensor([segments.key_lens[b] for b in members], device=device)
     columns = -(-int(lengths.max()) // page_size)
     table = segments.block_table[torch.tensor(members, device=device), :columns].long()
-    # Entries that a request does not need may be anything; page 0 stands in, and its rows are blanked after the gather.
+    # Entries that a request does not need may be anything; page 0 stands in, and its rows are blanked after
+    # the gather.
     needed = torch.arange(columns, device=device) * page_size < lengths.unsqueeze(1)
     owned = torch.arange(columns * page_size, device=device) < lengths.unsqueeze(1)
     unowned = (~owned).view(-1).nonzero().squeeze(1)
