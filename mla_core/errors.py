@@ -70,7 +70,9 @@ class SpecError(MLAError, ValueError):
         self.text = text
         self.position = position
         self.source = source
-        super().__init__(f"{source}: {problem}\n  {text}\n  {' ' * position}^")
+        # Blanks of any kind become one column wide, so that the caret stands where it should.
+        shown = "".join(" " if character.isspace() else character for character in text)
+        super().__init__(f"{source}: {problem}\n  {shown}\n  {' ' * position}^")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_spec_error, (self.problem, self.text, self.position, self.source)
@@ -153,8 +155,9 @@ class IncompatiblePlugin(RegistryError):
         self.accepted = tuple(accepted)
         self.kind = kind
         versions = " or ".join(str(version) for version in self.accepted)
+        self.cause = f"speaks API {api}; this mla_core accepts API {versions}"
         super().__init__(
-            f"{kind} {name!r} of {distribution} speaks API {api}; this mla_core accepts API {versions}\n"
+            f"{kind} {name!r} of {distribution} {self.cause}\n"
             f"  install a release of {distribution} for API {self.accepted[-1]}, or another mla-core"
         )
 
@@ -198,7 +201,7 @@ class NoBackendFits(UnsupportedError):
 
         rows = [f"  {line}" for line in rejection_lines(self.table)] or ["  no backend is installed"]
         advice = f"what would work: {self.works}" if self.works else "nothing that is installed would work"
-        return "\n".join([f"no backend fits {self.asked} on {self.device}", *rows, advice])
+        return "\n".join([f"nothing in {self.asked} fits this layer on {self.device}", *rows, advice])
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_no_fit, (self.asked, self.device, self.table, self.works)
