@@ -181,7 +181,7 @@ class MLA(nn.Module):
     def _choose(self, backend: str | None) -> tuple[Any, Any, Any]:
         """The plan and its bound program."""
         registry = registries.default()
-        plan = resolve(self.request, backend or self.config.backend, registry=registry)
+        plan = resolve(self.request, backend, config_spec=self.config.backend, registry=registry)
         kernels, program = bind(plan, registry, lambda name: self._context(plan.options.get(name, {})))
         return plan, kernels, program
 
