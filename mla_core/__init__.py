@@ -3,11 +3,76 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
-# Public name to the module that defines it; None: the name is a module. Loaded at first touch, so that listing and
-# planning never import torch.
-_HOME: dict[str, str | None] = {
+# As typing.TYPE_CHECKING, without importing typing.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from mla_core import errors, ops, reference, registry
+    from mla_core.backend import Backend, LayerContext, MhaSegments, MqaSegments, RopeInputs
+    from mla_core.batch import Batch
+    from mla_core.cache import (
+        BlockAllocator,
+        CacheGeometry,
+        CachePool,
+        LatentCache,
+        Layout,
+        Scales,
+        SlotTargets,
+    )
+    from mla_core.capabilities import Capabilities, Declined, IntSet, Limit
+    from mla_core.config import MLAConfig
+    from mla_core.errors import MLAError, NoBackendFits, UnsupportedError
+    from mla_core.hooks import hookimpl
+    from mla_core.layer import MLA
+    from mla_core.manifest import BackendInfo, SparseInfo
+    from mla_core.plan import Plan, Rejection
+    from mla_core.request import DeviceInfo, KernelRequest, LayerRequest, Reason
+    from mla_core.step import Step
+
+__all__ = [
+    "Backend",
+    "BackendInfo",
+    "Batch",
+    "BlockAllocator",
+    "CacheGeometry",
+    "CachePool",
+    "Capabilities",
+    "Declined",
+    "DeviceInfo",
+    "IntSet",
+    "KernelRequest",
+    "LatentCache",
+    "LayerContext",
+    "LayerRequest",
+    "Layout",
+    "Limit",
+    "MLA",
+    "MLAConfig",
+    "MLAError",
+    "MhaSegments",
+    "MqaSegments",
+    "NoBackendFits",
+    "Plan",
+    "Reason",
+    "Rejection",
+    "RopeInputs",
+    "Scales",
+    "SlotTargets",
+    "SparseInfo",
+    "Step",
+    "UnsupportedError",
+    "errors",
+    "hookimpl",
+    "ops",
+    "reference",
+    "registry",
+]
+
+# Public name to the module that defines it, loaded at first touch: listing and planning never import torch.
+_HOME = {
     "MLA": "layer",
     "MLAConfig": "config",
     "Batch": "batch",
@@ -31,27 +96,26 @@ _HOME: dict[str, str | None] = {
     "IntSet": "capabilities",
     "Limit": "capabilities",
     "DeviceInfo": "request",
+    "KernelRequest": "request",
     "LayerRequest": "request",
-    "Plan": "plan",
     "Reason": "request",
-    "resolve": "resolve",
+    "Plan": "plan",
+    "Rejection": "plan",
     "hookimpl": "hooks",
-    "errors": None,
-    "ops": None,
-    "reference": None,
-    "registry": None,
+    "MLAError": "errors",
+    "NoBackendFits": "errors",
+    "UnsupportedError": "errors",
 }
-
-__all__ = [*_HOME]  # noqa: PLE0604
+_MODULES = ("errors", "ops", "reference", "registry")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"mla_core.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'mla_core' has no attribute {name!r}")
-    home = _HOME[name]
-    module = import_module(f"mla_core.{home or name}")
-    return module if home is None else getattr(module, name)
+    return getattr(import_module(f"mla_core.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *__all__})
