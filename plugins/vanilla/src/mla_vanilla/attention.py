@@ -18,10 +18,10 @@ _MAX_SCORES = 1 << 26
 def attention(
     q_GME: Tensor, k_GSE: Tensor, v_GSV: Tensor, visible_GM: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """softmax(scale * q k^T) v and its lse; row m sees its first visible[m] keys (one row for all groups
-    will do), None means all.
+    """softmax(scale * q k^T) v and its lse; row m of group g sees its first visible[g, m] keys, or all.
 
-    Scores, softmax and lse are float32. Keys beyond what a row sees must be finite.
+    `visible` may have one row for all groups or one column for all query rows. Keys that a row does not see
+    must be finite. Scores, softmax and lse are float32.
     Returns (out [G, M, V], lse [G, M] natural log). A row that sees nothing gets 0 and -inf.
     """
     if k_GSE.shape[1] == 0:
@@ -32,10 +32,16 @@ def attention(
     if rows >= q_GME.shape[1]:
         return compute(q_GME, k_GSE, v_GSV, visible_GM, scale)
     blocks = [
-        compute(q, k_GSE, v_GSV, None if visible_GM is None else visible_GM[:, start : start + rows], scale)
+        compute(q, k_GSE, v_GSV, _rows(visible_GM, start, rows), scale)
         for start, q in zip(range(0, q_GME.shape[1], rows), q_GME.split(rows, dim=1), strict=True)
     ]
     return torch.cat([out for out, _ in blocks], dim=1), torch.cat([lse for _, lse in blocks], dim=1)
+
+
+def _rows(visible_GM: Tensor | None, start: int, rows: int) -> Tensor | None:
+    if visible_GM is None or visible_GM.shape[1] == 1:
+        return visible_GM
+    return visible_GM[:, start : start + rows]
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

@@ -96,9 +96,12 @@ class Vanilla:
         for group in segments.meta:
             keys_nSX = _gather(group, cache, q_THX.dtype)
             query_nMX = q_THX[group.rows].reshape(group.requests, -1, q_THX.shape[2])
-            visible = None if group.visible is None else group.visible.repeat_interleave(heads, dim=1)
-            out, lse = attention(query_nMX, keys_nSX, keys_nSX[..., : self.latent], visible, scale)
-            out_THL[group.rows] = out.reshape(-1, heads, self.latent)
+            visible = group.visible
+            if visible is not None and visible.shape[1] > 1:
+                visible = visible.repeat_interleave(heads, dim=1)
+            # The whole row as value: dropping the rope part afterwards is cheaper than copying it away.
+            out, lse = attention(query_nMX, keys_nSX, keys_nSX, visible, scale)
+            out_THL[group.rows] = out.reshape(-1, heads, out.shape[2])[..., : self.latent]
             if lse_TH is not None:
                 lse_TH[group.rows] = lse.reshape(-1, heads)
 
