@@ -147,13 +147,13 @@ def _coerce_rule(rule: Any) -> Any:
     }
 
 
-def _check_words(where: str, field: str, words: Words) -> None:
+def _check_words(where: str, field: str, allowed: Allowed) -> None:
     kind = bool if field in FLAG_FIELDS else str
-    if not all(isinstance(word, kind) for word in words):
+    if isinstance(allowed, IntSet) or not all(isinstance(word, kind) for word in allowed):
         wanted = "true or false" if kind is bool else "words"
-        raise ValueError(f"{where}: {field} takes a list of {wanted}, got {list(words)}")
+        raise ValueError(f"{where}: {field} takes a list of {wanted}, got {allowed}")
     if field == "device":
-        _check_devices(frozenset(str(word) for word in words))
+        _check_devices(frozenset(str(word) for word in allowed))
 
 
 class Limit(_Record):
@@ -169,7 +169,7 @@ class Limit(_Record):
     @model_validator(mode="after")
     def _check(self) -> Limit:
         for field, allowed in (*self.when.items(), *self.then.items()):
-            if isinstance(allowed, tuple):
+            if field not in INT_FIELDS:
                 _check_words(f"limit {self.name!r}", field, allowed)
         return self
 

@@ -1,24 +1,24 @@
 """Every error that mla_core raises on purpose.
 
     MLAError
-    ├── ConfigError (ValueError)         a model's config cannot be read or is not supported
-    ├── SpecError (ValueError)           a backend string does not parse, or names a wrong option; has a caret
+    ├── ConfigError (ValueError)          a model's config cannot be read or is not supported
+    ├── SpecError (ValueError)            a backend string does not parse, or names a wrong option; has a caret
     ├── RegistryError
-    │   ├── UnknownBackend (LookupError) nothing of that name is installed
-    │   ├── DuplicateBackend             two distributions claim the name
-    │   ├── BrokenPlugin (ImportError)   the plugin is installed but cannot be described or loaded
-    │   └── IncompatiblePlugin           the plugin was written for another version of the contract
-    ├── UnsupportedError                 one backend says no; `.reasons` says why
-    │   └── NoBackendFits                every candidate says no; `.table` has them all
-    ├── BatchError (ValueError)          lengths, tables or slots of a batch contradict each other
-    ├── CacheError (ValueError)          a layout, page size, scale or slot that the cache does not have
-    ├── CheckpointError                  weights that are missing, unexpected or of the wrong shape
-    ├── WeightsNotReady (RuntimeError)   a layer was used before its weights were loaded and prepared
-    ├── HookError                        a hook implementation with a wrong name or wrong arguments
-    ├── ContractError                    a plugin broke the contract at run time
-    └── KernelError                      a kernel failed on the device
+    │   ├── UnknownBackend (LookupError)  nothing of that name is installed
+    │   ├── DuplicateBackend              two distributions claim the name
+    │   ├── BrokenPlugin (ImportError)    the plugin is installed but cannot be described or loaded
+    │   └── IncompatiblePlugin            the plugin was written for another version of the contract
+    ├── UnsupportedError                  one backend says no; `.reasons` says why
+    │   └── NoBackendFits                 every candidate says no; `.table` has them all
+    ├── BatchError (ValueError)           lengths, tables or slots of a batch contradict each other
+    ├── CacheError (ValueError)           a layout, page size, scale or slot that the cache does not have
+    ├── CheckpointError                   weights that are missing, unexpected or of the wrong shape
+    ├── WeightsNotReady (RuntimeError)    a layer was used before its weights were loaded and prepared
+    ├── HookError                         a hook implementation with a wrong name or wrong arguments
+    ├── ContractError                     a plugin broke the contract at run time
+    └── KernelError                       a kernel failed on the device
 
-    StaleCacheWarning (UserWarning)      weights changed while cached tokens depend on the old ones
+    StaleCacheWarning (UserWarning)       weights changed while cached tokens depend on the old ones
 
 Messages follow one rule: what was asked, who said no, wanted against offered, what to do.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_serializer, model_validator
 
 __all__ = ["IntSet"]
 
@@ -19,7 +19,7 @@ class IntSet(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    values: tuple[int, ...] = ()
+    values: tuple[StrictInt, ...] = ()
     low: int | None = Field(default=None, ge=0)
     high: int | None = None
     step: int = Field(default=1, gt=0)
