@@ -13,7 +13,7 @@ from typing import Any
 
 from mla_core.config import Llama4Scaling, LongRope, RopeConfig, Yarn
 from mla_core.config_families import Family, RopeStyle
-from mla_core.config_values import missing, number, optional_number, positive, unsupported
+from mla_core.config_values import missing, number, optional_number, positive, unsupported, whole
 
 _COMMON = frozenset(
     {
@@ -119,13 +119,13 @@ def _given(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_partial(block: Mapping[str, Any], name: str, dims: _Dims) -> None:
-    """A factor may count from the rope dims (1.0) or from the whole head (R/(N+R)); both rotate all R."""
+    """The factor may count from the rope dims, from N + R, or from head_dim, as long as it means all R dims."""
     factor = number(block, "partial_rotary_factor", 1.0)
-    of_head = dims.rope / (dims.nope + dims.rope)
-    if factor != 1.0 and not math.isclose(factor, of_head, rel_tol=1e-6):
-        raise unsupported(
-            f"{name}.partial_rotary_factor", factor, f"1.0 or {of_head:.6g}: all rope dims rotate"
-        )
+    widths = (dims.rope, dims.nope + dims.rope, whole(block, "head_dim", dims.rope) or dims.rope)
+    whole_rope = [dims.rope / width for width in dict.fromkeys(widths)]
+    if not any(math.isclose(factor, share, rel_tol=1e-6) for share in whole_rope):
+        shares = " or ".join(f"{share:.6g}" for share in whole_rope)
+        raise unsupported(f"{name}.partial_rotary_factor", factor, f"{shares}: all rope dims rotate")
 
 
 def _plain(raw: Mapping[str, Any], name: str, block: Mapping[str, Any], dims: _Dims) -> None:

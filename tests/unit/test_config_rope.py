@@ -154,10 +154,14 @@ def test_a_partial_factor_that_covers_all_rope_dims_is_accepted(factor):
     assert rope(rope_parameters=YARN | {"partial_rotary_factor": factor}).scaling == yarn()
 
 
+def test_a_partial_factor_may_count_from_the_configs_head_dim():
+    assert rope(head_dim=16, partial_rotary_factor=0.5) == rope()
+
+
 def test_a_partial_factor_that_leaves_rope_dims_out_is_refused():
     assert refusal(partial_rotary_factor=0.5) == (
         "rope_parameters.partial_rotary_factor=0.5 is not supported; "
-        "supported: 1.0 or 0.4: all rope dims rotate"
+        "supported: 1 or 0.4: all rope dims rotate"
     )
 
 
