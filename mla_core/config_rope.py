@@ -119,7 +119,7 @@ def _given(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_partial(block: Mapping[str, Any], name: str, dims: _Dims) -> None:
-    """The factor may count from the rope dims, from N + R, or from head_dim, as long as it means all R dims."""
+    """The factor may count from the rope dims, from N + R or from head_dim, if it means all R dims."""
     factor = number(block, "partial_rotary_factor", 1.0)
     widths = (dims.rope, dims.nope + dims.rope, whole(block, "head_dim", dims.rope) or dims.rope)
     whole_rope = [dims.rope / width for width in dict.fromkeys(widths)]
