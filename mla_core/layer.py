@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mla_core import planner, weights
 from mla_core import registry as registries
-from mla_core import step as steps
-from mla_core import weights
 from mla_core.backend import LayerContext
 from mla_core.batch import Batch
 from mla_core.bind import bind
@@ -32,6 +31,7 @@ from mla_core.request import LayerRequest, reasons
 from mla_core.resolve import resolve
 from mla_core.stages.output import AttentionOutput
 from mla_core.stages.rope import scale_queries
+from mla_core.step import Step
 
 __all__ = ["MLA"]
 
@@ -82,7 +82,7 @@ class MLA(nn.Module):
         self.signature = sys.intern(f"{self.plan.model_dump_json()} {config!r} {self.layout!r} {self.device}")
         self._create_weights(fuse_qkv_a)
 
-    def forward(self, hidden_TD: Tensor, step: steps.Step) -> Tensor:
+    def forward(self, hidden_TD: Tensor, step: Step) -> Tensor:
         """New hidden states [T, D] of the step's tokens; padded rows are 0. `step` comes from `prepare`."""
         output = self._attention(hidden_TD, step, want_lse=False)
         gated_THV = self.program.gate(self, output.values_THV, hidden_TD)
@@ -90,7 +90,7 @@ class MLA(nn.Module):
         return _zero_padding(hidden_TD, step.batch)
 
     def attention(
-        self, hidden_TD: Tensor, step: steps.Step, return_lse: bool = False
+        self, hidden_TD: Tensor, step: Step, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
         output = self._attention(hidden_TD, step, want_lse=return_lse)
@@ -99,7 +99,7 @@ class MLA(nn.Module):
             output.lse_TH[step.batch.num_tokens :] = -torch.inf
         return output.values_THV, output.lse_TH
 
-    def _attention(self, hidden_TD: Tensor, step: steps.Step, *, want_lse: bool) -> AttentionOutput:
+    def _attention(self, hidden_TD: Tensor, step: Step, *, want_lse: bool) -> AttentionOutput:
         self._check(hidden_TD, step)
         run = self.program
         values_THV = run.create_output(self, hidden_TD, step.batch).view(
@@ -114,7 +114,7 @@ class MLA(nn.Module):
         run.attend(self, projected, step, output)
         return output
 
-    def prepare(self, batch: Batch, cache: LatentCache | CachePool) -> steps.Step:
+    def prepare(self, batch: Batch, cache: LatentCache | CachePool) -> Step:
         """Host work of one engine step, shared by all layers that were built alike and read the same pages.
 
         Raises CacheError or UnsupportedError when the cache does not fit this layer or its backends.
@@ -122,7 +122,7 @@ class MLA(nn.Module):
         self._check_cache(cache)
         if isinstance(cache, LatentCache) and any(batch.context_lens):
             self._warn_if_stale(cache)
-        return steps.prepare(self, batch, cache)
+        return planner.prepare(self, batch, cache)
 
     def new_cache(self, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> LatentCache:
         """A zeroed cache for this layer.
@@ -238,7 +238,7 @@ class MLA(nn.Module):
         if self._loaded.issuperset(weights.expected_shapes(self)):
             self.prepare_weights()
 
-    def _check(self, hidden_TD: Tensor, step: steps.Step) -> None:
+    def _check(self, hidden_TD: Tensor, step: Step) -> None:
         if not self.ready:
             missing = sorted(weights.expected_shapes(self).keys() - self._loaded)
             raise WeightsNotReady(
@@ -258,7 +258,7 @@ class MLA(nn.Module):
             )
         self._mark_written(step)
 
-    def _mark_written(self, step: steps.Step) -> None:
+    def _mark_written(self, step: Step) -> None:
         cache = step.cache_of(self)
         if cache.layer_idx not in (None, self.layer_idx):
             raise CacheError(

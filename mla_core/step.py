@@ -1,34 +1,24 @@
-"""An engine step, planned on the host once and shared by all layers.
+"""An engine step, planned on the host once and shared by all layers: what `MLA.prepare` returns.
 
 Requests are split by phase; each phase becomes parts, a set of token rows with the kernel that serves them.
-Legend: T tokens, B requests, S cached tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from mla_core.backend import MhaSegments, MqaSegments, RopeInputs
 from mla_core.batch import Batch
-from mla_core.cache.latent import CacheGeometry, LatentCache, SlotTargets
+from mla_core.cache.latent import LatentCache, SlotTargets
 from mla_core.cache.pool import CachePool
-from mla_core.chunks import plan_chunks
-from mla_core.errors import CacheError
-from mla_core.stages.attend import attend_absorbed, attend_expanded
-from mla_core.stages.output import AttentionOutput
-from mla_core.stages.rope import query_factors, rope_inputs
 
 if TYPE_CHECKING:
     from mla_core.layer import MLA
-    from mla_core.stages.project import Projected
 
-__all__ = ["AbsorbedPart", "ContextChunk", "ExpandedPart", "Step", "prepare"]
+__all__ = ["AbsorbedPart", "ContextChunk", "ExpandedPart", "Step"]
 
 Rows = slice | Tensor
 
@@ -40,9 +30,6 @@ class AbsorbedPart:
     kernel: str
     rows: Rows
     segments: MqaSegments
-
-    def attend(self, layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
-        attend_absorbed(self, layer, projected, step, output)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +52,6 @@ class ExpandedPart:
     own: MhaSegments
     chunks: tuple[ContextChunk, ...]
 
-    def attend(self, layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
-        attend_expanded(self, layer, projected, step, output)
-
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -84,121 +68,3 @@ class Step:
     def cache_of(self, layer: MLA) -> LatentCache:
         """The cache of one layer."""
         return self.cache.layer(layer.layer_idx) if isinstance(self.cache, CachePool) else self.cache
-
-
-def prepare(layer: MLA, batch: Batch, cache: LatentCache | CachePool) -> Step:
-    """Split the batch by phase, plan context chunks and let the chosen backends do their host work.
-
-    Raises CacheError when the cache does not fit the layer or a page id lies outside it.
-    """
-    geometry = cache.geometry
-    table = _checked_table(batch, geometry)
-    planner = _Planner(layer, batch, geometry, table)
-    decode = [b for b, length in enumerate(batch.query_lens) if 0 < length <= layer.max_decode_query_len]
-    prefill = [b for b, length in enumerate(batch.query_lens) if length > layer.max_decode_query_len]
-    parts: list[AbsorbedPart | ExpandedPart] = []
-    if decode:
-        parts.append(planner.absorbed("mqa", decode))
-    if prefill and layer.kernels.mha is not None:
-        parts.append(planner.expanded("mha", prefill))
-    elif prefill:
-        parts.append(planner.absorbed("mqa_prefill", prefill))
-    return Step(
-        batch=batch,
-        cache=cache,
-        signature=layer.signature,
-        targets=SlotTargets.split(batch.slot_mapping, geometry),
-        rope=rope_inputs(layer.config, batch),
-        query_factors_T=query_factors(layer.config, batch),
-        parts=tuple(parts),
-    )
-
-
-@dataclass(frozen=True)
-class _Planner:
-    layer: MLA
-    batch: Batch
-    geometry: CacheGeometry
-    table: Tensor
-
-    def absorbed(self, kernel: str, requests: list[int]) -> AbsorbedPart:
-        lengths = self.batch.lengths
-        index = torch.tensor(requests, device=self.batch.seq_lens.device)
-        every = len(requests) == self.batch.num_requests
-        segments = MqaSegments(
-            query_start_loc=self._starts(self._queries(requests)),
-            seq_lens=self.batch.seq_lens if every else self.batch.seq_lens[index],
-            block_table=self.batch.block_table if every else self.batch.block_table[index],
-            query_lens=self._queries(requests),
-            key_lens=tuple(lengths[b] for b in requests),
-        )
-        segments.meta = self.layer.kernels.of(kernel).prepare(kernel, segments, self.geometry)
-        return AbsorbedPart(kernel, self._rows(requests), segments)
-
-    def expanded(self, kernel: str, requests: list[int]) -> ExpandedPart:
-        queries = self._queries(requests)
-        own = self._mha(kernel, queries, queries, causal=True)
-        contexts = [self.batch.context_lens[b] for b in requests]
-        starts = [0, *accumulate(queries)]
-        chunks = []
-        for pieces in plan_chunks(contexts, self.layer.workspace_tokens):
-            first, last = pieces[0].request, pieces[-1].request
-            keys = {piece.request: piece.end - piece.start for piece in pieces}
-            lengths = tuple(keys.get(index, 0) for index in range(first, last + 1))
-            targets = self._context_targets([(requests[p.request], p.start, p.end) for p in pieces])
-            segments = self._mha(kernel, queries[first : last + 1], lengths, causal=False)
-            chunks.append(ContextChunk(targets, slice(starts[first], starts[last + 1]), segments))
-        return ExpandedPart(kernel, self._rows(requests), own, tuple(chunks))
-
-    def _mha(
-        self, kernel: str, queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool
-    ) -> MhaSegments:
-        segments = MhaSegments(self._starts(queries), self._starts(keys), queries, keys, causal)
-        segments.meta = self.layer.kernels.of(kernel).prepare(kernel, segments, self.geometry)
-        return segments
-
-    def _queries(self, requests: list[int]) -> tuple[int, ...]:
-        return tuple(self.batch.query_lens[b] for b in requests)
-
-    def _starts(self, lengths: Sequence[int]) -> Tensor:
-        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.geometry.device)
-
-    def _rows(self, requests: list[int]) -> Rows:
-        """Token rows of these requests: a slice when they are consecutive, which costs nothing."""
-        starts = [0, *accumulate(self.batch.query_lens)]
-        spans = [(starts[b], starts[b + 1]) for b in requests]
-        if all(end == start for (_, end), (start, _) in pairwise(spans)):
-            return slice(spans[0][0], spans[-1][1])
-        return torch.cat([torch.arange(*span) for span in spans]).to(self.geometry.device)
-
-    def _context_targets(self, spans: list[tuple[int, int, int]]) -> SlotTargets:
-        page_size = self.geometry.page_size
-        pages, offsets = [], []
-        for request, start, end in spans:
-            where = torch.arange(start, end)
-            pages.append(self.table[request, where // page_size])
-            offsets.append(where % page_size)
-        device = self.geometry.device
-        return SlotTargets(torch.cat(pages).to(device), torch.cat(offsets).to(device), None)
-
-
-def _checked_table(batch: Batch, geometry: CacheGeometry) -> Tensor:
-    """The block table on the host, every page id that is needed checked against the cache."""
-    table = batch.block_table.cpu().long()
-    needed = -(-torch.tensor(batch.lengths, dtype=torch.int64) // geometry.page_size)
-    width = table.shape[1]
-    if needed.numel() and int(needed.max()) > width:
-        request = int(needed.argmax())
-        raise CacheError(
-            f"request {request} has {batch.lengths[request]} tokens and needs {int(needed[request])} pages "
-            f"of {geometry.page_size}, but block_table has {width} columns"
-        )
-    used = torch.arange(width) < needed.unsqueeze(1)
-    wrong = (used & ((table < 0) | (table >= geometry.num_pages))).nonzero()
-    if wrong.numel():
-        request, column = wrong[0].tolist()
-        raise CacheError(
-            f"block_table[{request}, {column}] is {int(table[request, column])}, but the cache has pages "
-            f"0 to {geometry.num_pages - 1}; request {request} needs its first {int(needed[request])} entries"
-        )
-    return table

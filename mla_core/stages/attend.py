@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mla_core.ops import merge_into
 from mla_core.stages.output import AttentionOutput
+from mla_core.step import AbsorbedPart, ExpandedPart, Step
 
 if TYPE_CHECKING:
     from mla_core.layer import MLA
     from mla_core.stages.project import Projected
-    from mla_core.step import AbsorbedPart, ExpandedPart, Step
 
 __all__ = ["absorb", "attend", "expand", "v_up"]
 
@@ -27,12 +27,13 @@ def attend(layer: MLA, projected: Projected, step: Step, output: AttentionOutput
     """Fill the output rows of every request, each phase by the kernel the plan chose."""
     for part in step.parts:
         result = _rows_of(output, part.rows)
-        part.attend(layer, projected, step, result)
+        run = _absorbed if isinstance(part, AbsorbedPart) else _expanded
+        run(part, layer, projected, step, result)
         if not isinstance(part.rows, slice):
             _scatter(output, part.rows, result)
 
 
-def attend_absorbed(
+def _absorbed(
     part: AbsorbedPart, layer: MLA, projected: Projected, step: Step, output: AttentionOutput
 ) -> None:
     """Multi-query attention over the paged latent rows; new tokens are read back from the cache."""
@@ -45,7 +46,7 @@ def attend_absorbed(
         v_up(layer, out, output.values_THV)
 
 
-def attend_expanded(
+def _expanded(
     part: ExpandedPart, layer: MLA, projected: Projected, step: Step, output: AttentionOutput
 ) -> None:
     """Causal attention among the new tokens, then one unmasked pass per context chunk, merged in float32."""
