@@ -2,7 +2,7 @@
 
     MLAError
     ├── ConfigError (ValueError)          a model's config cannot be read or is not supported
-    ├── SpecError (ValueError)            a backend string does not parse, or names a wrong option; has a caret
+    ├── SpecError (ValueError)            a backend string does not parse or has a wrong option; with a caret
     ├── RegistryError
     │   ├── UnknownBackend (LookupError)  nothing of that name is installed
     │   ├── DuplicateBackend              two distributions claim the name

@@ -47,12 +47,14 @@ class DeviceInfo(_Record):
     @classmethod
     def parse(cls, text: str) -> DeviceInfo:
         """Read "cpu", "cuda" or "cuda:sm_90a". Raises ConfigError."""
-        kind, _, arch = text.partition(":")
-        if kind == "cpu" and not arch:
+        if text == "cpu":
             return cls(kind="cpu")
-        if kind == "cuda" and (arch or text == "cuda"):
-            return cls(kind="cuda", arch=_checked_arch(text, arch) if arch else None)
-        raise _bad_device(text)
+        if text == "cuda":
+            return cls(kind="cuda")
+        kind, _, arch = text.partition(":")
+        if kind != "cuda":
+            raise _bad_device(text)
+        return cls(kind="cuda", arch=_checked_arch(text, arch))
 
     @model_validator(mode="before")
     @classmethod
