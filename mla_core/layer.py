@@ -26,6 +26,7 @@ from mla_core.errors import (
     UnsupportedError,
     WeightsNotReady,
 )
+from mla_core.layer_request import heads_per_rank, layer_request
 from mla_core.projections import Linear, Projections
 from mla_core.request import LayerRequest, reasons
 from mla_core.resolve import resolve
@@ -189,18 +190,13 @@ class MLA(nn.Module):
         return LayerContext(self.request, options, self.softmax_scale, self.device, self.dtype)
 
     def _request(self, prefill_form: str) -> LayerRequest:
-        config = self.config
-        return LayerRequest(
+        return layer_request(
+            self.config,
             device=device_info(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
             layout=self.layout.id,
-            max_query_len=self.max_decode_query_len,
-            heads=self.num_heads,
-            latent=config.kv_lora_rank,
-            nope=config.qk_nope_head_dim,
-            rope=config.qk_rope_head_dim,
-            value=config.v_head_dim,
-            rope_style=config.rope.style,
+            max_decode_query_len=self.max_decode_query_len,
+            tp_size=self.tp_size,
             prefill_form=prefill_form,
             workspace_tokens=self.workspace_tokens,
         )
@@ -311,16 +307,12 @@ def _after_load_state_dict(layer: MLA, keys: Any) -> None:
 def _heads_per_rank(
     config: MLAConfig, tp_size: int, tp_rank: int, reduce: Callable[[Tensor], Tensor] | None
 ) -> int:
-    if tp_size < 1 or config.num_heads % tp_size:
-        raise ConfigError(
-            f"{config.num_heads} heads cannot be split over tp_size={tp_size} ranks; "
-            "tp_size must divide num_heads"
-        )
+    heads = heads_per_rank(config, tp_size)
     if not 0 <= tp_rank < tp_size:
         raise ConfigError(f"tp_rank must be 0 to {tp_size - 1} for tp_size={tp_size}, got {tp_rank}")
     if tp_size > 1 and reduce is None:
         raise ConfigError("tp_size > 1 needs reduce, the function that sums partial outputs over the ranks")
-    return config.num_heads // tp_size
+    return heads
 
 
 def _at_least_one(name: str, value: int) -> int:
