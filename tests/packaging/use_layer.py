@@ -1,7 +1,7 @@
 """Run one trained layer on the backend named in the first argument; print how far from the oracle it ended.
 
-Run by the packaging tests in an installation: `python use_layer.py BACKEND CHECKPOINT`. Seven tokens, five prefilled
-and two decoded. Legend: T tokens, D model.
+Run by the packaging tests in an installation: `python use_layer.py BACKEND CHECKPOINT`. Of seven tokens five are
+prefilled and two decoded. Legend: T tokens, D model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ def main(backend: str, checkpoint: str) -> None:
     hidden_TD = torch.randn(7, config.hidden_size, generator=torch.Generator().manual_seed(0))
     layer = MLA(config, backend=backend, dtype=torch.float32)
     layer.load_hf(weights)
-    oracle = reference.attention_layer(
-        config, {k: v.double() for k, v in weights.items()}, hidden_TD.double()
-    )
+    exact = {name: value.double() for name, value in weights.items()}
+    wanted_TD = reference.attention_layer(config, exact, hidden_TD.double()).hidden_SD
     with torch.no_grad():
-        error = (run(layer, hidden_TD) - oracle.hidden_SD).abs().max() / oracle.hidden_SD.abs().max()
+        error = (run(layer, hidden_TD) - wanted_TD).abs().max() / wanted_TD.abs().max()
     report = {"core": mla_core.__file__, "choices": layer.plan.choices, "error": float(error)}
     print(json.dumps(report | {"versions": layer.plan.versions}))
 
