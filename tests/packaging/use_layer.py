@@ -1,7 +1,7 @@
 """Run one trained layer on the backend named in the first argument; print how far from the oracle it ended.
 
-Run by the packaging tests in an installation: `python use_layer.py BACKEND CHECKPOINT`. Of seven tokens five are
-prefilled and two decoded. Legend: T tokens, D model.
+Run by the packaging tests in an installation: `python use_layer.py BACKEND CHECKPOINT`. Of seven tokens five
+are prefilled and two decoded. Legend: T tokens, D model.
 """
 
 from __future__ import annotations
