@@ -1,0 +1,121 @@
+"""Planted faults: what the numeric tests must notice. Each is a context manager over a `World`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+import mla_vanilla.attention
+import mla_vanilla.backend
+from mla_core.stages import attend
+from tests.support import World
+
+Fault = Callable[[World], AbstractContextManager[object]]
+
+
+def scale_one_percent_off(world: World) -> AbstractContextManager[object]:
+    return patch.object(world.layer, "softmax_scale", 1.01 * world.layer.softmax_scale)
+
+
+def mask_one_too_wide(world: World) -> AbstractContextManager[object]:
+    """Every masked row sees one token of the future."""
+    honest = mla_vanilla.attention._mask
+    return patch.object(mla_vanilla.attention, "_mask", lambda visible, keys: honest(visible + 1, keys))
+
+
+def newest_key_lost(world: World) -> AbstractContextManager[object]:
+    """Absorbed attention forgets the last token of every request."""
+    honest = mla_vanilla.backend._group
+
+    def forgetful(members: Any, segments: Any, geometry: Any) -> Any:
+        return honest(members, replace(segments, key_lens=tuple(n - 1 for n in segments.key_lens)), geometry)
+
+    return patch.object(mla_vanilla.backend, "_group", forgetful)
+
+
+def rope_twice(world: World) -> AbstractContextManager[object]:
+    once = world.layer.program.rope
+
+    def twice(*arguments: Any) -> None:
+        once(*arguments)
+        once(*arguments)
+
+    return patch.object(world.layer, "program", replace(world.layer.program, rope=twice))
+
+
+def positions_from_zero(world: World) -> AbstractContextManager[object]:
+    """New tokens are rotated as if their request had no context."""
+    honest = world.batch
+
+    def restarted(*arguments: Any, **options: Any) -> Any:
+        batch = honest(*arguments, **options)
+        own = torch.cat([torch.arange(length) for length in batch.query_lens])
+        object.__setattr__(batch, "positions", own)
+        return batch
+
+    return patch.object(world, "batch", restarted)
+
+
+def wrong_page(world: World) -> AbstractContextManager[object]:
+    """Every request reads its second page where its first one belongs."""
+
+    def shifted(table: Tensor) -> Tensor:
+        return table[:, [1, *range(1, table.shape[1])]]
+
+    return patch.object(world, "distort", shifted)
+
+
+@contextmanager
+def lse_in_base_two(world: World) -> Iterator[None]:
+    backend = world.layer.kernels.mha
+    honest = backend.mha
+
+    def binary(*arguments: Any) -> None:
+        honest(*arguments)
+        lse_TH = arguments[-1]
+        if lse_TH is not None:
+            lse_TH.div_(math.log(2))
+
+    with patch.object(backend, "mha", binary):
+        yield
+
+
+def empty_parts_counted(world: World) -> AbstractContextManager[object]:
+    """A context chunk in which a request has no key is merged with weight exp(0) instead of 0."""
+    honest = attend.merge_into
+
+    def counting(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+        honest(out, lse, part_out, part_lse.nan_to_num(neginf=0.0))
+
+    return patch.object(attend, "merge_into", counting)
+
+
+def unowned_rows_read(world: World) -> AbstractContextManager[object]:
+    """Rows of gathered pages that hold no token are used as they are."""
+    honest = mla_vanilla.backend._gather
+
+    def careless(group: Any, *arguments: Any) -> Tensor:
+        return honest(replace(group, unowned=None), *arguments)
+
+    return patch.object(mla_vanilla.backend, "_gather", careless)
+
+
+@contextmanager
+def key_and_value_rows_swapped(world: World) -> Iterator[None]:
+    """kv_b_proj read as [value | nope] instead of [nope | value]."""
+    layer = world.layer
+    weight = layer.projections.kv_b_proj.weight
+    honest = weight.clone()
+    by_head = honest.view(layer.num_heads, -1, weight.shape[1])
+    weight.copy_(by_head.roll(layer.config.v_head_dim, dims=1).reshape(weight.shape))
+    layer.prepare_weights()
+    yield
+    weight.copy_(honest)
+    layer.prepare_weights()
