@@ -18,6 +18,27 @@ PYTHON_FILES = rules.project_files("*.py")
 CORE_FILES = [path for path in PYTHON_FILES if path.is_relative_to(ROOT / "mla_core")]
 PUBLIC_NAMES = (Path(__file__).parent / "public_names.txt").read_text(encoding="utf-8").split()
 IMPORT_BUDGET_SECONDS = 0.15
+# Modules that export names to the rest of the core only; plugins and users may not rely on them.
+INTERNAL = {
+    f"mla_core.{name}"
+    for name in (
+        "bind",
+        "candidates",
+        "checkpoint_writer",
+        "chunks",
+        "config_hf",
+        "device",
+        "discovery",
+        "intset",
+        "layer_request",
+        "options",
+        "planner",
+        "plugin_group",
+        "projections",
+        "step",
+        "weights",
+    )
+}
 TORCH_FREE = (
     "mla_core",
     "mla_core.errors",
@@ -166,11 +187,11 @@ def test_public_modules_export_exactly_the_listed_names():
     assert sorted(exported) == sorted(PUBLIC_NAMES)
 
 
-def test_every_module_at_the_top_of_the_core_is_listed_or_private():
+def test_every_module_at_the_top_of_the_core_is_either_public_or_internal():
     listed = {name.rpartition(".")[0] for name in PUBLIC_NAMES}
     top = [path for path in CORE_FILES if path.parent == ROOT / "mla_core" and not path.name.startswith("_")]
     exporting = {rules.module_name(path) for path in top if rules.declared_all(path)}
-    assert sorted(exporting - listed) == []
+    assert sorted(exporting - listed) == sorted(INTERNAL)
 
 
 def exported_names(module: str) -> list[str]:
