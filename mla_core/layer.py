@@ -27,6 +27,7 @@ from mla_core.errors import (
     WeightsNotReady,
 )
 from mla_core.layer_request import heads_per_rank, layer_request
+from mla_core.plan import Plan
 from mla_core.projections import Linear, Projections
 from mla_core.request import LayerRequest, reasons
 from mla_core.resolve import resolve
@@ -103,9 +104,7 @@ class MLA(nn.Module):
     def _attention(self, hidden_TD: Tensor, step: Step, *, want_lse: bool) -> AttentionOutput:
         self._check(hidden_TD, step)
         run = self.program
-        values_THV = run.create_output(self, hidden_TD, step.batch).view(
-            hidden_TD.shape[0], self.num_heads, -1
-        )
+        values_THV = run.create_output(self, hidden_TD, step.batch).unflatten(1, (self.num_heads, -1))
         lse_TH = values_THV.new_empty(values_THV.shape[:2], dtype=torch.float32) if want_lse else None
         output = AttentionOutput(values_THV, lse_TH)
         projected = run.project(self, hidden_TD, step.batch)
@@ -183,11 +182,13 @@ class MLA(nn.Module):
         """The plan and its bound program."""
         registry = registries.default()
         plan = resolve(self.request, backend, config_spec=self.config.backend, registry=registry)
-        kernels, program = bind(plan, registry, lambda name: self._context(plan.options.get(name, {})))
+        kernels, program = bind(plan, registry, lambda name: self._context(name, plan))
         return plan, kernels, program
 
-    def _context(self, options: Mapping[str, Any]) -> LayerContext:
-        return LayerContext(self.request, options, self.softmax_scale, self.device, self.dtype)
+    def _context(self, name: str, plan: Plan) -> LayerContext:
+        options = plan.options.get(name, {})
+        kernels = plan.kernels_of(name)
+        return LayerContext(self.request, kernels, options, self.softmax_scale, self.device, self.dtype)
 
     def _request(self, prefill_form: str) -> LayerRequest:
         return layer_request(
@@ -288,7 +289,7 @@ class MLA(nn.Module):
         """Do all chosen backends declare this page size?"""
         if page_size in self._page_sizes:
             return
-        request = self.request.model_copy(update={"page_size": page_size})
+        request = self.request.at_page_size(page_size)
         for choice, kernel in (("mqa", "mqa_decode"), ("mqa_prefill", "mqa_prefill"), ("append", "append")):
             name = self.plan.choices.get(choice, "core")
             if name == "core":

@@ -19,5 +19,5 @@ def gate(layer: MLA, output: Tensor, hidden: Tensor) -> Tensor:
     """
     if layer.gate_proj is None:
         return output
-    logits = layer.gate_proj(hidden).float().view(output.shape[0], output.shape[1], -1)
+    logits = layer.gate_proj(hidden).float().unflatten(1, (output.shape[1], -1))
     return (output * torch.sigmoid(logits)).to(output.dtype)

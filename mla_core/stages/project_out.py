@@ -15,5 +15,5 @@ __all__ = ["project_out"]
 
 def project_out(layer: MLA, output: Tensor, batch: Batch) -> Tensor:
     """Hidden states [T, D] from attention output [T, H, V]."""
-    hidden_TD = layer.o_proj(output.reshape(output.shape[0], -1))
+    hidden_TD = layer.o_proj(output.flatten(1))
     return hidden_TD if layer.reduce is None else layer.reduce(hidden_TD)
