@@ -15,22 +15,45 @@ import torch
 from torch import Tensor
 
 from mla_core.cache.latent import CacheGeometry, LatentCache, SlotTargets
-from mla_core.request import LayerRequest
+from mla_core.capabilities import Kernel
+from mla_core.errors import UnsupportedError
+from mla_core.manifest import BackendInfo
+from mla_core.request import LayerRequest, reasons
 
 __all__ = ["Backend", "LayerContext", "MhaSegments", "MqaSegments"]
 
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What a backend learns when a layer is built: the request it was chosen for, its options, and the
-    numbers.
+    """What a backend learns when a layer is built: the request, the kernels it was chosen for, its options,
+    and the numbers.
     """
 
     request: LayerRequest
+    kernels: frozenset[Kernel]
     options: Mapping[str, Any]
     softmax_scale: float
     device: torch.device
     dtype: torch.dtype
+    # Page sizes that `require` has already allowed: `prepare` runs at every step.
+    _page_sizes: set[int] = field(default_factory=set, compare=False, repr=False)
+
+    def require(self, info: BackendInfo, *, page_size: int | None = None) -> None:
+        """Refuse what the manifest does not offer: UnsupportedError, with every field that does not fit.
+
+        A backend calls `context.require(INFO)` first in its constructor, and
+        `context.require(INFO, page_size=geometry.page_size)` in `prepare` when it does not take every page
+        size. Selection has asked the same question before; this is for those who build a backend without it.
+        """
+        if page_size in self._page_sizes:
+            return
+        request = self.request if page_size is None else self.request.at_page_size(page_size)
+        for kernel in sorted(self.kernels):
+            found = reasons(info.capabilities, request.kernel_request(kernel))
+            if found:
+                raise UnsupportedError(info.name, found, kernel=kernel)
+        if page_size is not None:
+            self._page_sizes.add(page_size)
 
 
 @dataclass(eq=False)
@@ -73,7 +96,7 @@ class Backend(Protocol):
 
     Every kernel fills `out` completely, and `lse` when one is given: float32, natural log of the sum of
     exp(scale * score), shape [T, H]. A row that sees no key gets output 0 and lse -inf. Refusals belong in
-    `__init__` (raise UnsupportedError), never in a kernel.
+    `__init__`, for page sizes in `prepare` (see `LayerContext.require`), never in a kernel.
     """
 
     def __init__(self, context: LayerContext) -> None: ...

@@ -7,9 +7,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from mla_core.capabilities import Kernel
 from mla_core.request import LayerRequest, Reason
 
 __all__ = ["Plan", "Rejection", "SpecSource", "rejection_lines"]
+
+# Entry of `Plan.choices` to the kernel that it chose a backend for.
+_KERNELS: dict[str, Kernel] = {
+    "mha": "mha_prefill",
+    "mqa_prefill": "mqa_prefill",
+    "mqa": "mqa_decode",
+    "append": "append",
+}
 
 SpecSource = Literal["argument", "MLA_BACKEND", "config", "auto"]
 
@@ -54,6 +63,10 @@ class Plan(_Record):
     workspace_bytes: int | None = None
     # Environment variables that changed the outcome.
     overrides: dict[str, str] = {}
+
+    def kernels_of(self, name: str) -> frozenset[Kernel]:
+        """The kernels that a backend was chosen for."""
+        return frozenset(kernel for choice, kernel in _KERNELS.items() if self.choices.get(choice) == name)
 
     def __str__(self) -> str:
         width = max(len(kernel) for kernel in self.choices)

@@ -150,6 +150,10 @@ class LayerRequest(_Record):
     # Context tokens that chunked prefill may expand at once.
     workspace_tokens: Positive | None = None
 
+    def at_page_size(self, page_size: int) -> LayerRequest:
+        """The same layer over a cache whose page size is known."""
+        return self.model_copy(update={"page_size": page_size})
+
     def kernel_request(self, kernel: Kernel) -> KernelRequest:
         """What this layer wants of one kernel: only the fields that the kernel sees are asked."""
         asked = {field: getattr(self, field) for field in (*_EVERY_KERNEL, *_ASKED[kernel])}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments
 from mla_vanilla.attention import attention
+from mla_vanilla.manifest import INFO
 
 __all__ = ["Vanilla"]
 
@@ -42,6 +43,7 @@ class Vanilla:
     """Expanded attention request by request, absorbed attention group by group, in torch."""
 
     def __init__(self, context: LayerContext) -> None:
+        context.require(INFO)
         self.latent = context.request.latent
 
     def prepare(
