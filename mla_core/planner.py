@@ -49,7 +49,7 @@ def prepare(layer: MLA, batch: Batch, cache: LatentCache | CachePool) -> Step:
         batch=batch,
         cache=cache,
         signature=layer.signature,
-        targets=SlotTargets.split(batch.slot_mapping, geometry),
+        targets=SlotTargets.split(_live_slots(batch), geometry),
         rope=rope_inputs(layer.config, batch),
         query_factors_T=query_factors(layer.config, batch),
         parts=tuple(parts),
@@ -124,10 +124,20 @@ class _Planner:
         return SlotTargets(torch.cat(pages).to(device), torch.cat(offsets).to(device), None)
 
 
+def _live_slots(batch: Batch) -> Tensor:
+    """Slots of all rows, with padding stored nowhere, whatever the batch says about it."""
+    if batch.num_tokens == batch.num_rows:
+        return batch.slot_mapping
+    live = torch.arange(batch.num_rows, device=batch.slot_mapping.device) < batch.num_tokens
+    return batch.slot_mapping.where(live, -1)
+
+
 def _checked_table(batch: Batch, geometry: CacheGeometry) -> Tensor:
-    """The block table on the host, every page id that is needed checked against the cache."""
+    """The block table on the host, every page id that is read or written checked against the cache."""
     table = batch.block_table.cpu().long()
-    needed = -(-torch.tensor(batch.lengths, dtype=torch.int64) // geometry.page_size)
+    # A request without new tokens reads nothing.
+    lengths = [length if new else 0 for length, new in zip(batch.lengths, batch.query_lens, strict=True)]
+    needed = -(-torch.tensor(lengths, dtype=torch.int64) // geometry.page_size)
     width = table.shape[1]
     if needed.numel() and int(needed.max()) > width:
         request = int(needed.argmax())

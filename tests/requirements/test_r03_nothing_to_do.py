@@ -70,6 +70,21 @@ def test_requests_without_tokens_between_others_change_nothing(world):
     assert world.errors([[(1, 0), (0, 2), (1, 0), (2, 0), (1, 0)], [(1, 4), (0, 0), (2, 1)]]) < 1e-5
 
 
+def test_the_table_of_a_request_without_tokens_may_be_garbage(world):
+    def garbage(table: torch.Tensor) -> torch.Tensor:
+        return table.index_fill(0, torch.tensor([1]), 2**31 - 1)
+
+    batch = world.batch([(0, 1), (2, 0)])
+    stale = Batch(
+        query_start_loc=batch.query_start_loc,
+        seq_lens=batch.seq_lens,
+        block_table=garbage(batch.block_table),
+        slot_mapping=batch.slot_mapping,
+    )
+    out_TD = world.layer(world.hidden([(0, 1)]), world.layer.prepare(stale, world.cache))
+    torch.testing.assert_close(out_TD.double(), world.expected(0).hidden_SD[5:6], rtol=1e-4, atol=1e-5)
+
+
 def test_a_batch_of_only_padding_needs_no_request():
     layer = build(tiny_config())
     batch = Batch.build([], [], torch.zeros(0, 3, dtype=torch.int32), 4, max_tokens=3, max_requests=2)
