@@ -178,7 +178,7 @@ def _check_shared_hooks(asked: Asked) -> None:
         for stack in chain:
             if str(stack.sparse) not in there:
                 hook = "no sparse hook" if stack.sparse is None else f"'+{stack.sparse}'"
-                problem = f"a sparse hook serves both phases, but only one of them has a backend with {hook}"
+                problem = f"a sparse hook serves both phases, but only one has a backend with {hook}"
                 raise asked.error(problem, stack.backend.position)
 
 

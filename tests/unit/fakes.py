@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from mla_core.capabilities import Capabilities
+from mla_core.errors import NoBackendFits, RegistryError
 from mla_core.manifest import BackendInfo
+from mla_core.plan import Plan
 from mla_core.registry import Registry
 from mla_core.request import LayerRequest
+from mla_core.resolve import resolve
+from mla_core.spec import Spec
 
 # Everything that `LAYER` asks for.
 FULL = {
@@ -37,6 +44,8 @@ LAYER = LayerRequest(
     rope=64,
     value=128,
 )
+DECODE_ONLY = {"kernels": {"mqa_decode"}}
+GPU = {"devices": {"sm_90"}}
 ROPE_OWNER = {"owns": {"rope", "append"}, "rope_styles": {"interleaved"}}
 
 
@@ -62,6 +71,31 @@ def registry(*infos: object, environ: dict[str, str] | None = None) -> Registry:
     for info in infos:
         made.add(info)
     return made
+
+
+def plan(spec: str | Spec | None, *infos: object, **changes: object) -> Plan:
+    """Resolve LAYER, with changes, among these plugins only."""
+    layer = LAYER.model_copy(update=changes)
+    return resolve(layer, spec, registry=registry(*infos), environ={})
+
+
+def backends(made: Plan) -> tuple[str, str]:
+    """Who serves prefill and who decode."""
+    return made.choices.get("mha") or made.choices["mqa_prefill"], made.choices["mqa"]
+
+
+def refusal(spec: str | None, *infos: object, **changes: object) -> str:
+    """The whole message when nobody fits."""
+    with pytest.raises(NoBackendFits) as caught:
+        plan(spec, *infos, **changes)
+    return str(caught.value)
+
+
+def message(call: Callable[..., object], *arguments: object) -> str:
+    """The whole message of the error that a call raises."""
+    with pytest.raises(RegistryError) as caught:
+        call(*arguments)
+    return str(caught.value)
 
 
 _numbers = itertools.count()
