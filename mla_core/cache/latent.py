@@ -55,8 +55,8 @@ class SlotTargets:
 
 @dataclass(eq=False)
 class LatentCache:
-    """Pages of latent rows for one layer. `data` is the raw tensor [num_pages, page_size, row], possibly
-    strided.
+    """Pages of latent rows for one layer. `data` is the raw tensor, possibly strided: [num_pages, page_size,
+    row], or [num_pages, page_size * row] where the layout keeps planes.
 
     `layer_idx` names the layer it was made for, None for any. `weights_version` is the version of the
     weights that wrote the newest rows.
@@ -69,15 +69,10 @@ class LatentCache:
     weights_version: int | None = None
 
     def __post_init__(self) -> None:
-        shape = tuple(self.data.shape)
-        if len(shape) != 3 or shape[2] != self.layout.row or self.data.dtype != self.layout.storage:
-            raise CacheError(
-                f"layout {self.layout.id!r} needs [num_pages, page_size, {self.layout.row}] "
-                f"of {self.layout.storage}, got {list(shape)} of {self.data.dtype}"
-            )
-        if shape[1] < 1:
-            raise CacheError(f"page_size must be at least 1, got {shape[1]}")
-        self.geometry = CacheGeometry(self.layout, shape[1], shape[0], self.data.device)
+        page_size = self.layout.page_size_of(self.data)
+        if page_size < 1:
+            raise CacheError(f"page_size must be at least 1, got {page_size}")
+        self.geometry = CacheGeometry(self.layout, page_size, self.data.shape[0], self.data.device)
 
     @classmethod
     def allocate(
@@ -101,12 +96,11 @@ class LatentCache:
     def from_tensor(
         cls, data: Tensor, layout: Layout, page_size: int, *, scales: Scales = Scales()
     ) -> LatentCache:
-        """A cache over the caller's own, possibly strided, tensor [num_pages, page_size, row]; nothing is
-        copied.
-        """
-        if data.dim() == 3 and data.shape[1] != page_size:
-            raise CacheError(f"page_size={page_size} but the tensor has pages of {data.shape[1]} tokens")
-        return cls(data, layout, scales)
+        """A cache over the caller's own, possibly strided, tensor of the layout's shape, without a copy."""
+        cache = cls(data, layout, scales)
+        if cache.page_size != page_size:
+            raise CacheError(f"page_size={page_size} but the tensor has pages of {cache.page_size} tokens")
+        return cache
 
     @property
     def page_size(self) -> int:
