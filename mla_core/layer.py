@@ -124,25 +124,46 @@ class MLA(nn.Module):
             self._warn_if_stale(cache)
         return planner.prepare(self, batch, cache)
 
-    def new_cache(self, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> LatentCache:
+    def new_cache(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        k_scale: float | None = 1.0,
+        v_scale: float | None = None,
+        global_scale: float | None = 1.0,
+        power_of_two: bool = False,
+    ) -> LatentCache:
         """A zeroed cache for this layer.
 
-        k_scale: descale of per-tensor quantised layouts (stored = value / k_scale).
+        Scales matter to the quantised layouts that use them; None means 1. k_scale: per-tensor descale,
+        stored = value / k_scale; a v_scale that differs is refused. global_scale: nvfp4's factor on all
+        group scales. power_of_two: round scales that the writer chooses up to powers of two.
         """
         self._check_page_size(page_size)
-        scales = Scales(k_scale)
+        scales = Scales.of(k_scale, v_scale, global_scale, power_of_two=power_of_two)
         return LatentCache.allocate(
             self.layout, num_pages, page_size, self.device, scales=scales, layer_idx=self.layer_idx
         )
 
-    def new_pool(self, num_layers: int, num_pages: int, page_size: int, *, k_scale: float = 1.0) -> CachePool:
-        """Zeroed caches for layers 0 to num_layers - 1 that share one page table."""
+    def new_pool(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        *,
+        k_scale: float | None = 1.0,
+        v_scale: float | None = None,
+        global_scale: float | None = 1.0,
+        power_of_two: bool = False,
+    ) -> CachePool:
+        """Zeroed caches of layers 0 to num_layers - 1 that share one page table; scales as in `new_cache`."""
         self._check_page_size(page_size)
         made = {
             "num_pages": num_pages,
             "page_size": page_size,
             "device": self.device,
-            "scales": Scales(k_scale),
+            "scales": Scales.of(k_scale, v_scale, global_scale, power_of_two=power_of_two),
         }
         return CachePool(self.layout, layers=num_layers, **made)
 
