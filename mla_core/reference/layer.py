@@ -52,7 +52,8 @@ def attention_layer(
     positions_S = torch.arange(tokens, device=hidden_SD.device) if positions is None else positions
     latent_0L = hidden_SD.new_zeros(0, config.kv_lora_rank)
     k_rope_0R = hidden_SD.new_zeros(0, config.qk_rope_head_dim)
-    return _layer(config, weights, hidden_SD, latent_0L, k_rope_0R, positions_S, form, angle_dtype)
+    cached = (latent_0L, k_rope_0R)
+    return _layer(config, weights, hidden_SD, cached, None, positions_S, form, angle_dtype)
 
 
 def cached_layer(
@@ -63,24 +64,27 @@ def cached_layer(
     k_rope_SR: Tensor,
     start: int,
     *,
+    own_rows: tuple[Tensor, Tensor] | None = None,
     form: Form = "expanded",
     angle_dtype: torch.dtype = torch.float64,
 ) -> Output:
     """The layer over new tokens at positions start, start + 1, ... that see all given rows and themselves.
 
     The rows are as a cache holds them, already normed and rotated: give dequantised ones to judge a layer
-    that reads a quantised cache.
+    that reads a quantised cache. own_rows: what the new tokens see of themselves, for a layer that reads
+    them back from such a cache; by default their exact rows.
     """
     positions_T = torch.arange(start, start + hidden_TD.shape[0], device=hidden_TD.device)
-    return _layer(config, weights, hidden_TD, latent_SL, k_rope_SR, positions_T, form, angle_dtype)
+    cached = (latent_SL, k_rope_SR)
+    return _layer(config, weights, hidden_TD, cached, own_rows, positions_T, form, angle_dtype)
 
 
 def _layer(
     config: Any,
     weights: Weights,
     hidden_TD: Tensor,
-    cached_SL: Tensor,
-    cached_SR: Tensor,
+    cached: tuple[Tensor, Tensor],
+    own_rows: tuple[Tensor, Tensor] | None,
     positions_T: Tensor,
     form: Form,
     angle_dtype: torch.dtype,
@@ -94,8 +98,9 @@ def _layer(
     query_THN, query_THR = _queries(config, weights, hidden_TD, positions_T, cos, sin)
     latent_TL, k_rope_TR = _cache_rows(config, weights, hidden_TD, cos, sin)
 
-    latent_SL = torch.cat([cached_SL.double(), latent_TL])
-    k_rope_SR = torch.cat([cached_SR.double(), k_rope_TR])
+    own_TL, own_TR = (latent_TL, k_rope_TR) if own_rows is None else own_rows
+    latent_SL = torch.cat([cached[0].double(), own_TL.double()])
+    k_rope_SR = torch.cat([cached[1].double(), own_TR.double()])
     out_THV, lse_TH = _FORMS[form](config, weights, query_THN, query_THR, latent_SL, k_rope_SR)
 
     gated_THV = out_THV * _gate(config, weights, hidden_TD)
