@@ -1,4 +1,4 @@
-"""A small engine: layers over one cache pool, requests on shuffled pages, one `prepare` a step for all layers.
+"""A small engine: layers over one cache pool, requests on shuffled pages, one `prepare` a step.
 
 Legend: T tokens, D model, L latent, R rope.
 """
@@ -128,8 +128,7 @@ class Engine:
             cache = self.pool.layer(layer.layer_idx)
             for part in slots.split(_FILL_ROWS):
                 cache.write(part.to(layer.device), *self._random_rows(layer, part.shape[0]))
-            rows = cache.read(table, request.cached, torch.float32)
-            self.filled[layer.layer_idx, request.name] = rows
+            self.filled[layer.layer_idx, request.name] = self.rows(layer, request.name, request.cached)
 
     def _random_rows(self, layer: MLA, count: int) -> tuple[Tensor, Tensor]:
         """Rows as large as normed latents and rope keys are."""
@@ -137,6 +136,10 @@ class Engine:
         latent_TL = torch.randn(count, config.kv_lora_rank, generator=self._random) * config.latent_scale
         k_rope_TR = torch.randn(count, config.qk_rope_head_dim, generator=self._random)
         return latent_TL.to(layer.device, layer.dtype), k_rope_TR.to(layer.device, layer.dtype)
+
+    def rows(self, layer: MLA, request: str, length: int) -> tuple[Tensor, Tensor]:
+        """A request's first cached rows, decoded."""
+        return self.pool.layer(layer.layer_idx).read(self._table([request])[0], length, torch.float32)
 
     def _table(self, requests: Sequence[str]) -> Tensor:
         """The block table of these requests; entries beyond a request's need name no page."""

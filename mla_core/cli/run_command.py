@@ -9,15 +9,21 @@ import typer
 
 from mla_core.cli import parameters as parameter
 from mla_core.cli.console import FAILED, print_json, progress_bar, quiet, reporting
-from mla_core.cli.run_options import RunOptions, parse_layers, source
+from mla_core.cli.models import named_model
+from mla_core.cli.run_options import RunOptions, parse_layers
+from mla_core.cli.scenario import EXAMPLE
 
-__all__ = ["run"]
+__all__ = ["EXAMPLES", "run"]
+
+EXAMPLES = parameter.examples(
+    "mla run --model deepseek-v3 --dtype float32",
+    "mla run path/to/checkpoint --layers 0-2 --backend vanilla",
+    f"mla run deepseek-v2-lite --requests {EXAMPLE}",
+)
 
 
 def run(
-    model_or_directory: Annotated[
-        str | None, typer.Argument(help="A preset such as deepseek-v3, or a checkpoint directory.")
-    ] = None,
+    named: parameter.Positional = None,
     model: parameter.Model = None,
     checkpoint: Annotated[
         Path | None,
@@ -32,20 +38,18 @@ def run(
     prefill_form: parameter.PrefillForm = "auto",
     requests: Annotated[
         str | None,
-        typer.Option(
-            help="One step over these requests, PHASE:NEW+CACHEDxCOUNT by comma, instead of the default scenario."
-        ),
+        typer.Option(help="One step over PHASE:NEW+CACHEDxCOUNT, ... instead of the default scenario."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Text to embed as input; default: the checkpoint's heldout.txt, else random input."),
+        typer.Option(help="Text to embed as input; default: the checkpoint's heldout.txt, else random."),
     ] = None,
     workspace_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Cached tokens a context chunk may expand; default 64, or 8192 with --requests."),
+        typer.Option(min=1, help="Cached tokens expanded at once; default 64, 8192 with --requests."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, inputs and page order.")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's own choice.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: as torch has it.")] = None,
     verify: Annotated[bool, typer.Option(help="Compare every output with the float64 oracle.")] = True,
     write: Annotated[
         Path | None, typer.Option(help="Keep a preset's random checkpoint in this new directory.")
@@ -55,12 +59,13 @@ def run(
 ) -> None:
     """Run attention layers end to end over a paged cache, and check them against the oracle.
 
-    A checkpoint's own weights, or a preset's dims with random weights that are written as a checkpoint and read
-    back. The default scenario prefills a request, continues it by a chunk, decodes it, and mixes all phases in
-    one step. Pages are shuffled; memory that no token was written to is NaN. Exit code 1: an output is wrong.
+    A checkpoint's own weights, or a preset's dims with random weights that are written as a checkpoint
+    and read back. The default scenario prefills a request, continues it by a chunk, decodes it, and mixes
+    all phases in one step. Pages are shuffled; memory that no token was written to is NaN. Exit code 1: an
+    output is wrong.
     """
     with reporting(debug):
-        preset, directory = source(model_or_directory, model, checkpoint)
+        preset, directory = named_model(named, model, checkpoint)
         options = RunOptions(
             model=preset,
             checkpoint=directory,

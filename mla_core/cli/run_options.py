@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mla_core.config_hf import preset_names
-from mla_core.config_values import did_you_mean
 from mla_core.errors import ConfigError
 
-__all__ = ["RunOptions", "parse_layers", "source"]
+__all__ = ["RunOptions", "parse_layers"]
 
 
 @dataclass(frozen=True)
@@ -32,28 +30,6 @@ class RunOptions:
     threads: int | None = None
     verify: bool = True
     write: Path | None = None
-
-
-def source(
-    positional: str | None, model: str | None, checkpoint: Path | None
-) -> tuple[str | None, Path | None]:
-    """(preset, checkpoint directory), one of them None, from the three ways to name a model."""
-    given = [value for value in (positional, model, checkpoint) if value is not None]
-    if len(given) != 1:
-        asked = f"got {' and '.join(map(str, given))}" if given else "got none"
-        raise ConfigError(
-            f"name one model, {asked}: a checkpoint directory, or a preset\n  presets: {', '.join(preset_names())}"
-        )
-    if positional is None:
-        return model, checkpoint
-    if positional.lower() in preset_names():
-        return positional, None
-    if not Path(positional).exists():
-        raise ConfigError(
-            f"{positional!r} is neither a directory nor a preset{did_you_mean(positional.lower(), preset_names())}\n"
-            f"  presets: {', '.join(preset_names())}"
-        )
-    return None, Path(positional)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from mla_core.cli.random_weights import random_weights
 from mla_core.cli.report import Report, StepReport, WorkReport
 from mla_core.cli.run_options import RunOptions
 from mla_core.cli.scenario import Scenario, default_scenario, parse_requests
-from mla_core.cli.verify import Judge, tolerance
+from mla_core.cli.verify import Judge, is_quantised, tolerance
 from mla_core.config import MLAConfig
 from mla_core.config_presets import PRESETS
 from mla_core.errors import CheckpointError, ConfigError
@@ -132,9 +132,7 @@ class Runner:
             # A text that was asked for is used or refused.
             if options.text is not None:
                 raise
-            found = random_inputs(
-                scenario, options.layers, like.config.hidden_size, options.seed, str(error)
-            )
+            found = random_inputs(scenario, options.layers, like.config.hidden_size, options.seed, str(error))
         return found.to(like.device, like.dtype)
 
     def _steps(self, engine: Engine, scenario: Scenario, inputs: Inputs) -> list[Outcome]:
@@ -168,11 +166,12 @@ class Runner:
                 index = layer.layer_idx
                 filled = {name: rows for (of, name), rows in engine.filled.items() if of == index}
                 stored = {name: value.to(layer.device) for name, value in checkpoint.attention(index).items()}
-                judge = Judge.of(layer.config, stored, scenario, inputs.rows[index], filled, advance)
+                reader = partial(engine.rows, layer) if is_quantised(layer.layout) else None
+                judge = Judge.of(layer.config, stored, scenario, inputs.rows[index], filled, reader, advance)
                 for number, outcome in enumerate(outcomes):
                     rows = outcome.outputs[index].split([work.tokens for work in outcome.step.work])
                     errors[number, index] = [
-                        judge.error(work.request, work.context, output_TD)
+                        judge.error(work, output_TD)
                         for work, output_TD in zip(outcome.step.work, rows, strict=True)
                     ]
         return errors
@@ -192,9 +191,7 @@ class Runner:
                 WorkReport(work, max((error[i] for error in judged), default=None))
                 for i, work in enumerate(outcome.step.work)
             ]
-            steps.append(
-                StepReport(outcome.step.name, works, outcome.prepare_seconds, outcome.layer_seconds)
-            )
+            steps.append(StepReport(outcome.step.name, works, outcome.prepare_seconds, outcome.layer_seconds))
         return Report(
             model=self.options.model or str(self.options.checkpoint),
             layers=list(self.options.layers),
@@ -205,7 +202,7 @@ class Runner:
             weights_bytes=sum(_bytes(layer) for layer in engine.layers),
             cache_bytes=engine.cache_bytes,
             cache_bytes_per_token=engine.pool.bytes_per_token,
-            tolerance=tolerance(first.dtype, first.layout.storage) if errors else None,
+            tolerance=tolerance(first.dtype, first.layout) if errors else None,
         )
 
 
@@ -236,7 +233,7 @@ def _device(text: str) -> torch.device:
         raise ConfigError(f"device {text!r} is not supported; write cpu, cuda or cuda:0")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {text!r} is not here, torch sees {torch.cuda.device_count()} CUDA devices; run on cpu, or ask "
-            "what a device would run with mla explain --device cuda:sm_90"
+            f"device {text!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices; run on cpu, "
+            "or ask with mla explain --device cuda:sm_90 what would run"
         )
     return device

@@ -82,9 +82,9 @@ class Scenario:
             found[work.request] += work.tokens
         return found
 
-    def first_context(self, request: str) -> int:
-        """Tokens a request has before its first step."""
-        return next(work.context for work in self._work() if work.request == request)
+    def works_of(self, request: str) -> tuple[Work, ...]:
+        """What the steps do for one request, in order."""
+        return tuple(work for work in self._work() if work.request == request)
 
     def _work(self) -> Iterator[Work]:
         return (work for step in self.steps for work in step.work)
