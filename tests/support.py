@@ -103,7 +103,8 @@ class Request:
 class World:
     """A layer, a poisoned cache with shuffled pages, and requests that advance through it step by step.
 
-    `distort` changes the block table that the layer reads through, for negative controls.
+    The oracle keeps to the first layer's config. For negative controls, `layer` may be replaced, and
+    `distort` changes the block table that it reads through.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class World:
         make_cache: Callable[[MLA, int, int], LatentCache] = poisoned_cache,
     ) -> None:
         self.layer, self.page_size, self.table_dtype = layer, page_size, table_dtype
+        self.config = layer.config
         self.weights = random_weights(layer.config, dtype=layer.dtype) if weights is None else weights
         needed = [-(-length // page_size) for length in lengths]
         num_pages = sum(needed) + 3
@@ -137,7 +139,7 @@ class World:
         """The oracle over the request's whole sequence."""
         if request not in self._oracle:
             hidden_SD = self.requests[request].hidden_SD
-            self._oracle[request] = attention_layer(self.layer.config, self.weights, hidden_SD)
+            self._oracle[request] = attention_layer(self.config, self.weights, hidden_SD)
         return self._oracle[request]
 
     def batch(self, counts: Counts, **capacity: int) -> Batch:
