@@ -8,8 +8,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 STAMP := $(VENV)/.installed
 
-# Two workers with one thread each: torch's own threads would fight over the same cores.
+# Two workers with one thread each: torch's own threads would fight over the same cores. A fixed hash seed gives every
+# worker the same test ids, and loadfile builds a file's shared fixtures once.
 WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: demo test install lint types unit format clean
 
@@ -36,7 +38,7 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+	$(PYTEST)
 
 format: install
 	$(BIN)/ruff check --fix .
