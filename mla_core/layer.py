@@ -238,6 +238,7 @@ class MLA(nn.Module):
         self._loaded: set[str] = set()
         self.ready, self.weights_version = False, 0
         self.program.create_weights(self)
+        self.register_load_state_dict_pre_hook(_before_load_state_dict)
         self.register_load_state_dict_post_hook(_after_load_state_dict)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MLA:
@@ -321,9 +322,14 @@ class MLA(nn.Module):
         self._page_sizes.add(page_size)
 
 
+def _before_load_state_dict(layer: MLA, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """nn.Module.load_state_dict counts as a full load when it leaves nothing of this layer out."""
+    if all(prefix + name in state_dict for name in layer.state_dict()):
+        layer._loaded.update(weights.expected_shapes(layer))
+
+
 def _after_load_state_dict(layer: MLA, keys: Any) -> None:
-    """nn.Module.load_state_dict counts as a load when it left nothing out."""
-    layer._after_load([] if keys.missing_keys else weights.expected_shapes(layer))
+    layer._after_load([])
 
 
 def _heads_per_rank(
