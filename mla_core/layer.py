@@ -120,9 +120,9 @@ class MLA(nn.Module):
         Raises CacheError or UnsupportedError when the cache does not fit this layer or its backends.
         """
         self._check_cache(cache)
-        if isinstance(cache, LatentCache) and any(batch.context_lens):
-            self._warn_if_stale(cache)
-        return planner.prepare(self, batch, cache)
+        step = planner.prepare(self, batch, cache)
+        self._warn_if_stale(step)
+        return step
 
     def new_cache(
         self,
@@ -284,10 +284,14 @@ class MLA(nn.Module):
                 f"the step's cache was made for layer {cache.layer_idx}, not layer {self.layer_idx}; "
                 "share a step between layers through a CachePool"
             )
+        self._warn_if_stale(step)
         cache.weights_version = self.weights_version
 
-    def _warn_if_stale(self, cache: LatentCache) -> None:
-        if cache.weights_version not in (None, self.weights_version):
+    def _warn_if_stale(self, step: Step) -> None:
+        """Once for every layer and reload; `prepare` knows one layer of a pool, `forward` the others."""
+        cache = step.cache_of(self)
+        if any(step.batch.context_lens) and cache.weights_version not in (None, self.weights_version):
+            cache.weights_version = self.weights_version
             warnings.warn(
                 f"layer {self.layer_idx} loaded weights after its cache was written; the cached tokens are "
                 "stale, prefill them again",
