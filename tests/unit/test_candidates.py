@@ -109,6 +109,19 @@ def dsa(**changes: object) -> SparseInfo:
     return SparseInfo(name="dsa", target="mla_dsa.hook:Dsa", **changes)
 
 
+def test_auto_does_not_consider_what_is_hidden_or_has_no_name(tmp_path):
+    fakes.Site(tmp_path).metadata("mla_unreadable", "[mla_core.backends\n")
+    registry = fakes.Site(tmp_path).registry()
+    registry.add(backend("good"))
+    registry.add(backend("hidden"))
+    made = resolve(fakes.LAYER, "auto", registry=registry, environ={"MLA_DISABLE": "hidden"})
+    assert (backends(made), made.rejected) == (("good", "good"), ())
+
+
+def test_plugins_without_options_are_not_among_the_options():
+    assert plan("fast+dsa", backend("fast"), dsa()).options == {}
+
+
 def test_options_are_recorded_by_name_with_their_defaults():
     made = plan("fast+dsa[topk=2048]", backend("fast", options=Paged), dsa(options=Needy))
     assert made.options == {"fast": {"page": 64}, "dsa": {"topk": 2048}}
