@@ -27,7 +27,6 @@ from mla_core.errors import (
     WeightsNotReady,
 )
 from mla_core.layer_request import heads_per_rank, layer_request
-from mla_core.plan import Plan
 from mla_core.projections import Linear, Projections
 from mla_core.request import LayerRequest, reasons
 from mla_core.resolve import resolve
@@ -79,9 +78,8 @@ class MLA(nn.Module):
         self.softmax_scale = config.softmax_scale
         self.request = self._request(prefill_form)
         self._page_sizes: set[int] = set()
-        self.plan, self.kernels, self.program = self._choose(backend)
-        # Interned, so that layers built alike compare by identity.
-        self.signature = sys.intern(f"{self.plan.model_dump_json()} {config!r} {self.layout!r} {self.device}")
+        self.plan = resolve(self.request, backend, config_spec=config.backend)
+        self._bind()
         self._create_weights(fuse_qkv_a)
 
     def forward(self, hidden_TD: Tensor, step: Step) -> Tensor:
@@ -199,16 +197,24 @@ class MLA(nn.Module):
         """W_uv [H, L, V]: latent outputs to values."""
         return self.w_uv_HVL.transpose(1, 2)
 
-    def _choose(self, backend: str | None) -> tuple[Any, Any, Any]:
-        """The plan and its bound program."""
-        registry = registries.default()
-        plan = resolve(self.request, backend, config_spec=self.config.backend, registry=registry)
-        kernels, program = bind(plan, registry, lambda name: self._context(name, plan))
-        return plan, kernels, program
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy binds kernels and hooks anew, by the same plan, in whatever process it is made."""
+        bound = ("kernels", "program", "signature")
+        return {name: value for name, value in self.__dict__.items() if name not in bound}
 
-    def _context(self, name: str, plan: Plan) -> LayerContext:
-        options = plan.options.get(name, {})
-        kernels = plan.kernels_of(name)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Load what the plan names. Raises RegistryError, UnsupportedError, HookError or ContractError."""
+        self.kernels, self.program = bind(self.plan, registries.default(), self._context)
+        # Interned, so that layers built alike compare by identity.
+        planned = self.plan.model_dump_json()
+        self.signature = sys.intern(f"{planned} {self.config!r} {self.layout!r} {self.device}")
+
+    def _context(self, name: str) -> LayerContext:
+        options, kernels = self.plan.options.get(name, {}), self.plan.kernels_of(name)
         return LayerContext(self.request, kernels, options, self.softmax_scale, self.device, self.dtype)
 
     def _request(self, prefill_form: str) -> LayerRequest:
