@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -235,8 +234,21 @@ def _every(manager: pluggy.PluginManager, name: str) -> Callable[[MLA], None]:
 
 
 def _loaders(manager: pluggy.PluginManager) -> Callable[[MLA, Mapping[str, Tensor]], set[str]]:
-    calls = [_callable(found, manager, "load_weights") for found in implementations(manager, "load_weights")]
-    return lambda layer, weights: set().union(*(call(layer, weights) for call in calls))
+    found = implementations(manager, "load_weights")
+    calls = {each.plugin_name: _callable(each, manager, "load_weights") for each in found}
+
+    def load(layer: MLA, weights: Mapping[str, Tensor]) -> set[str]:
+        taken: set[str] = set()
+        for plugin, call in calls.items():
+            names = call(layer, weights)
+            if not isinstance(names, (set, frozenset)):
+                raise ContractError(
+                    f"load_weights of plugin {plugin!r} must return the set of names it took, got {names!r}"
+                )
+            taken |= names
+        return taken
+
+    return load
 
 
 def _callable(implementation: Any, manager: pluggy.PluginManager, name: str) -> Callable[..., Any]:
@@ -253,7 +265,4 @@ def _callable(implementation: Any, manager: pluggy.PluginManager, name: str) -> 
         return implementation.function
     taken = [specified.index(argument) for argument in implementation.argnames]
     function = implementation.function
-    if len(taken) == 1:
-        return lambda *arguments: function(arguments[taken[0]])
-    pick = itemgetter(*taken)
-    return lambda *arguments: function(*pick(arguments))
+    return lambda *arguments: function(*[arguments[index] for index in taken])
