@@ -17,7 +17,7 @@ from mla_core.batch import Batch
 from mla_core.bind import bind
 from mla_core.cache import CachePool, LatentCache, Scales, layout_for
 from mla_core.config import MLAConfig
-from mla_core.device import device_info
+from mla_core.device import device_info, usable_device
 from mla_core.errors import (
     CacheError,
     ConfigError,
@@ -69,7 +69,7 @@ class MLA(nn.Module):
         reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.layer_idx, self.dtype, self.device = config, layer_idx, dtype, torch.device(device)
+        self.config, self.layer_idx, self.dtype, self.device = config, layer_idx, dtype, usable_device(device)
         self.tp_size, self.tp_rank, self.reduce = tp_size, tp_rank, reduce
         self.num_heads = _heads_per_rank(config, tp_size, tp_rank, reduce)
         self.workspace_tokens = _at_least_one("workspace_tokens", workspace_tokens)
@@ -270,6 +270,11 @@ class MLA(nn.Module):
                 f"layer {self.layer_idx} was used before its weights were complete; load_hf has not seen "
                 f"{missing}, and after changing parameters by hand prepare_weights() must run"
             )
+        if hidden_TD.requires_grad and torch.is_grad_enabled():
+            raise ContractError(
+                "the layer is for inference only, but hidden states require grad; detach them, or call it "
+                "under torch.no_grad()"
+            )
         rows = step.batch.num_rows
         if hidden_TD.shape != (rows, self.config.hidden_size) or hidden_TD.dtype != self.dtype:
             raise ContractError(
@@ -321,6 +326,8 @@ class MLA(nn.Module):
         """Do all chosen backends declare this page size?"""
         if page_size in self._page_sizes:
             return
+        if page_size < 1:
+            raise CacheError(f"page_size must be at least 1, got {page_size}")
         request = self.request.at_page_size(page_size)
         for choice, kernel in (("mqa", "mqa_decode"), ("mqa_prefill", "mqa_prefill"), ("append", "append")):
             name = self.plan.choices.get(choice, "core")

@@ -40,13 +40,21 @@ def layout_for(name: str, dtype: torch.dtype, latent: int, rope: int) -> Layout:
     Raises CacheError for a name that does not exist, and for widths that the layout cannot hold.
     """
     if name == "auto":
-        name = next((known for known, element in _PLAIN.items() if element == dtype), str(dtype))
+        name = _name_of(dtype)
     if name not in _LAYOUTS:
         raise CacheError(f"unknown cache layout {name!r}; known layouts: auto, {', '.join(layout_ids())}")
     try:
         return _LAYOUTS[name](name, latent, rope)
     except CacheError as refusal:
         raise CacheError(f"{refusal}; layouts that fit: {', '.join(_fitting(latent, rope))}") from None
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    for name, element in _PLAIN.items():
+        if element == dtype:
+            return name
+    known = ", ".join(str(element) for element in _PLAIN.values())
+    raise CacheError(f"cache 'auto' stores the layer's own dtype, which must be one of {known}, not {dtype}")
 
 
 def _fitting(latent: int, rope: int) -> list[str]:
