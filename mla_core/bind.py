@@ -102,7 +102,7 @@ def bind(plan: Plan, registry: Registry, context: Callable[[str], LayerContext])
     backends = {name: _build(name, registry, context) for name in _chosen(plan)}
     _check_methods(plan, backends)
     manager = _manager(backends)
-    return _kernels(plan, backends), _program(plan, backends, manager)
+    return _kernels(plan, backends, registry), _program(plan, backends, manager)
 
 
 def _check_methods(plan: Plan, backends: Mapping[str, Any]) -> None:
@@ -129,13 +129,14 @@ def _build(name: str, registry: Registry, context: Callable[[str], LayerContext]
     return registry.load(name)(context(name))
 
 
-def _kernels(plan: Plan, backends: Mapping[str, Any]) -> Kernels:
+def _kernels(plan: Plan, backends: Mapping[str, Any], registry: Registry) -> Kernels:
+    """v_up is owned kernel by kernel: two backends may serve the two phases, and only one own it."""
     served = {
         kernel: backends.get(plan.choices.get(kernel, "core")) for kernel in ("mha", "mqa", "mqa_prefill")
     }
-    owner = plan.choices["v_up"]
-    absorbed = [kernel for kernel in ("mqa", "mqa_prefill") if plan.choices.get(kernel) == owner]
-    return Kernels(**served, v_up_owners=frozenset(absorbed))
+    absorbed = {kernel: plan.choices[kernel] for kernel in ("mqa", "mqa_prefill") if kernel in plan.choices}
+    owners = [k for k, name in absorbed.items() if "v_up" in registry.info(name).capabilities.owns]
+    return Kernels(**served, v_up_owners=frozenset(owners))
 
 
 def _manager(backends: Mapping[str, Any]) -> pluggy.PluginManager:
