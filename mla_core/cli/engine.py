@@ -15,6 +15,7 @@ from torch import Tensor
 from mla_core.batch import Batch
 from mla_core.cache import BlockAllocator, CachePool, LatentCache
 from mla_core.cli.scenario import Request, Scenario, Step
+from mla_core.cli.seeds import stream
 from mla_core.layer import MLA
 
 __all__ = ["Engine", "Outcome"]
@@ -56,7 +57,7 @@ class Engine:
         for layer in layers:
             _poison(self.pool.layer(layer.layer_idx))
         self._allocator = BlockAllocator(pages, page_size)
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = stream(seed, "cache")
         # The allocator's page ids to the cache's: nothing lies in order.
         self._place = torch.randperm(pages, generator=self._random)
         self._started: set[str] = set()

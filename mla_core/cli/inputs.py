@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mla_core.checkpoint import Checkpoint
 from mla_core.cli.scenario import Scenario
+from mla_core.cli.seeds import stream
 from mla_core.errors import CheckpointError
 
 __all__ = ["Inputs", "random_inputs", "text_inputs"]
@@ -38,7 +39,7 @@ class Inputs:
 
 def random_inputs(scenario: Scenario, layers: Sequence[int], width: int, seed: int, why: str) -> Inputs:
     """Normal hidden states, the same for all layers."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = stream(seed, "inputs")
     rows = {
         name: torch.randn(tokens, width, generator=generator) for name, tokens in scenario.new_tokens.items()
     }

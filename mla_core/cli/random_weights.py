@@ -8,13 +8,26 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from mla_core.config import MLAConfig
+
 __all__ = ["random_weights"]
 
 
-def random_weights(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
-    """Tensors by checkpoint name: matrices keep the magnitude of what they multiply, norms are about 1."""
-    generator = torch.Generator().manual_seed(seed)
-    return {name: _random(name, shape, generator).to(dtype) for name, shape in shapes.items()}
+def random_weights(
+    config: MLAConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    """Tensors by checkpoint name: matrices keep the magnitude of what they multiply, norms are about 1.
+
+    Constant factors of the model on query and latent are taken back, as its training would.
+    """
+    gains = {"q_b_proj.weight": 1 / config.query_scale, "kv_b_proj.weight": 1 / config.latent_scale}
+    return {
+        name: _random(name, shape, generator).mul_(gains.get(name, 1.0)).to(dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

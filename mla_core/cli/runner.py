@@ -21,6 +21,7 @@ from mla_core.cli.random_weights import random_weights
 from mla_core.cli.report import Report, StepReport, WorkReport
 from mla_core.cli.run_options import RunOptions
 from mla_core.cli.scenario import Scenario, default_scenario, parse_requests
+from mla_core.cli.seeds import stream
 from mla_core.cli.verify import Judge, is_quantised, tolerance
 from mla_core.config import MLAConfig
 from mla_core.config_presets import PRESETS
@@ -102,8 +103,9 @@ class Runner:
         tensors = {}
         with self.bar("making weights", len(layers)) as advance:
             for layer in layers:
-                seed = self.options.seed + layer.layer_idx
-                made = random_weights(weights.expected_shapes(layer), layer.dtype, seed)
+                numbers = stream(self.options.seed, f"weights of layer {layer.layer_idx}")
+                shapes = weights.expected_shapes(layer)
+                made = random_weights(layer.config, shapes, layer.dtype, numbers)
                 prefix = f"model.layers.{layer.layer_idx}.self_attn."
                 tensors |= {prefix + name: value for name, value in made.items()}
                 advance(1)
