@@ -28,7 +28,7 @@ from mla_core.errors import (
 )
 from mla_core.layer_request import heads_per_rank, layer_request
 from mla_core.projections import Linear, Projections
-from mla_core.request import LayerRequest, reasons
+from mla_core.request import LayerRequest, Reason, reasons
 from mla_core.resolve import resolve
 from mla_core.stages.output import AttentionOutput
 from mla_core.stages.rope import scale_queries
@@ -78,8 +78,7 @@ class MLA(nn.Module):
         self.softmax_scale = config.softmax_scale
         self.request = self._request(prefill_form)
         self._page_sizes: set[int] = set()
-        self.plan = resolve(self.request, backend, config_spec=config.backend)
-        self._bind()
+        self._select(backend)
         self._create_weights(fuse_qkv_a)
 
     def forward(self, hidden_TD: Tensor, step: Step) -> Tensor:
@@ -205,6 +204,18 @@ class MLA(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._bind()
+
+    def _select(self, backend: str | None) -> None:
+        """Resolve and bind; who refuses when it is built drops out, and the next one that fits is tried."""
+        refused: dict[str, tuple[Reason, ...]] = {}
+        while True:
+            self.plan = resolve(self.request, backend, config_spec=self.config.backend, refused=refused)
+            try:
+                return self._bind()
+            except UnsupportedError as error:
+                if error.backend in refused or error.backend not in self.plan.choices.values():
+                    raise
+                refused[error.backend] = error.reasons
 
     def _bind(self) -> None:
         """Load what the plan names. Raises RegistryError, UnsupportedError, HookError or ContractError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from mla_core.candidates import Candidate, Hook, candidates, ranked
@@ -42,11 +43,13 @@ def resolve(
     registry: Registry | None = None,
     environ: Mapping[str, str] | None = None,
     installed: Installed = installed_version,
+    refused: Mapping[str, Sequence[Reason]] = MappingProxyType({}),
 ) -> Plan:
     """The plan for a layer. Raises SpecError, a RegistryError for a wrong name, NoBackendFits.
 
     `prefill_form` auto prefers any mha_prefill that fits to any mqa_prefill. `installed` tells versions of
-    distributions, so that another machine's choice can be explained here.
+    distributions, so that another machine's choice can be explained here. `refused` are backends that said no
+    when they were built, with their reasons.
     """
     registry = registry or default()
     if environ is not None:
@@ -55,7 +58,7 @@ def resolve(
     _check_shared_hooks(asked)
     prefill = candidates(asked, asked.spec.prefill, registry)
     decode = prefill if asked.spec.decode is None else candidates(asked, asked.spec.decode, registry)
-    chooser = _Chooser(request, installed)
+    chooser = _Chooser(request, installed, refused)
     pair, rejected = _first_pair(chooser, prefill, decode)
     if pair is None:
         works = _suggestion(chooser, registry, prefill)
@@ -111,6 +114,7 @@ class _Chooser:
 
     request: LayerRequest
     installed: Installed
+    refused: Mapping[str, Sequence[Reason]]
 
     def pair(
         self, prefill: Sequence[Candidate], decode: Sequence[Candidate]
@@ -129,6 +133,7 @@ class _Chooser:
             chosen: _Choice | None = None
             for candidate in found:
                 reasons = candidate.objections(self.request, kernel, self.installed)
+                reasons += self.refused.get(candidate.name, ())
                 if not reasons and chosen is None and candidate.info is not None:
                     chosen = _Choice(kernel, candidate, candidate.info)
                     continue

@@ -1,0 +1,60 @@
+"""A backend may refuse when it is built; selection then goes on as if its declaration had said so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mla_core import MLA, BackendInfo, MLAConfig, registry
+from mla_core.errors import NoBackendFits, UnsupportedError
+from mla_core.request import Reason
+
+CONFIG = MLAConfig(
+    hidden_size=32, num_heads=2, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
+)
+
+
+class Refuser:
+    """Declares everything that vanilla does, and refuses every layer."""
+
+    def __init__(self, context: object) -> None:
+        raise UnsupportedError("refuser", [Reason(field="heads", wanted="2", offered="none today")])
+
+
+class Forger:
+    """Refuses in another backend's name."""
+
+    def __init__(self, context: object) -> None:
+        raise UnsupportedError("somebody", [Reason(field="heads", wanted="2", offered="none")])
+
+
+@pytest.fixture(autouse=True)
+def _plugins() -> Iterator[None]:
+    capabilities = registry.info("vanilla").capabilities
+    for name, target in {"refuser": "Refuser", "forger": "Forger"}.items():
+        info = BackendInfo(name=name, target=f"{__name__}:{target}", capabilities=capabilities, priority=1)
+        registry.add(info)
+    yield
+    registry.remove("refuser")
+    registry.remove("forger")
+
+
+def test_a_chain_goes_on_after_a_refusal_and_the_plan_says_why() -> None:
+    layer = MLA(CONFIG, backend="refuser|vanilla", dtype=torch.float32)
+    assert layer.plan.choices["mqa"] == "vanilla"
+    assert layer.plan.rejected[0].backend == "refuser"
+    assert [str(reason) for reason in layer.plan.rejected[0].reasons] == [
+        "heads: wanted 2, offered none today"
+    ]
+
+
+def test_an_explicit_backend_that_refuses_is_not_replaced() -> None:
+    with pytest.raises(NoBackendFits, match="none today"):
+        MLA(CONFIG, backend="refuser", dtype=torch.float32)
+
+
+def test_a_refusal_in_another_name_is_passed_on() -> None:
+    with pytest.raises(UnsupportedError, match="somebody"):
+        MLA(CONFIG, backend="forger|vanilla", dtype=torch.float32)
