@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -93,9 +94,14 @@ class Report:
             "cache_bytes": self.cache_bytes,
             "cache_bytes_per_token": self.cache_bytes_per_token,
             "verified": self.verified,
-            "error": self.error,
+            "error": _finite(self.error),
             "tolerance": self.tolerance,
         }
+
+
+def _finite(error: float | None) -> float | None:
+    """JSON has no infinity; `verified` says that an output is not even a number."""
+    return error if error is not None and math.isfinite(error) else None
 
 
 def _step_json(step: StepReport) -> dict[str, Any]:
@@ -105,14 +111,14 @@ def _step_json(step: StepReport) -> dict[str, Any]:
         "prepare_ms": 1e3 * step.prepare_seconds,
         "layer_ms": 1e3 * step.layer_seconds,
         "tokens_per_second": step.tokens / step.layer_seconds,
-        "error": step.error,
+        "error": _finite(step.error),
         "requests": [
             {
                 "request": each.work.request,
                 "phase": each.work.phase,
                 "tokens": each.work.tokens,
                 "context": each.work.context,
-                "error": each.error,
+                "error": _finite(each.error),
             }
             for each in step.works
         ],

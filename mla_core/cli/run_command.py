@@ -29,7 +29,9 @@ def run(
         Path | None,
         typer.Option(help="Directory with config.json and *.safetensors; only attention weights are read."),
     ] = None,
-    layers: Annotated[str, typer.Option(help="Layers to run: 0 or 0,1 or 0-3.")] = "0",
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to run: 0 or 0,1 or 0-3; default: the first that is MLA.")
+    ] = None,
     backend: parameter.Backend = None,
     cache: parameter.Cache = "auto",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in a cache page.")] = 64,
@@ -69,7 +71,7 @@ def run(
         options = RunOptions(
             model=preset,
             checkpoint=directory,
-            layers=parse_layers(layers),
+            layers=None if layers is None else parse_layers(layers),
             backend=backend,
             cache=cache,
             page_size=page_size,

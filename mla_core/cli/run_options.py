@@ -16,7 +16,8 @@ class RunOptions:
 
     model: str | None
     checkpoint: Path | None
-    layers: tuple[int, ...] = (0,)
+    # None: the first one.
+    layers: tuple[int, ...] | None = None
     backend: str | None = None
     cache: str = "auto"
     page_size: int = 64

@@ -58,7 +58,7 @@ class Runner:
         self.announce(_heading(layers))
         with self._source(layers, opened) as checkpoint:
             self._load(layers, checkpoint)
-            inputs = self._inputs(scenario, checkpoint, layers[0])
+            inputs = self._inputs(scenario, checkpoint, layers)
             self.announce(f"inputs   {inputs.source}")
             engine = Engine(layers, scenario, options.page_size, options.seed)
             outcomes = self._steps(engine, scenario, inputs)
@@ -69,10 +69,13 @@ class Runner:
         """The layers, planned but without weights."""
         options = self.options
         config = MLAConfig.preset(options.model or "") if opened is None else opened.config
-        known = range(config.num_layers) if opened is None else opened.layers
-        for index in options.layers:
+        known = list(range(config.num_layers) if opened is None else opened.layers)
+        indices = known[:1] if options.layers is None else options.layers
+        for index in indices:
             if index not in known:
                 raise ConfigError(f"there is no MLA layer {index}; layers: {', '.join(map(str, known))}")
+        if not indices:
+            raise CheckpointError(f"{options.checkpoint} holds no MLA attention")
         default = _DEMO_WORKSPACE if options.requests is None else _WORKSPACE
         made = {
             "backend": options.backend,
@@ -83,7 +86,7 @@ class Runner:
             "max_decode_query_len": scenario.max_decode_query_len,
             "prefill_form": options.prefill_form,
         }
-        return [MLA(config, layer_idx=index, **made) for index in options.layers]
+        return [MLA(config, layer_idx=index, **made) for index in indices]
 
     @contextmanager
     def _source(self, layers: list[MLA], opened: Checkpoint | None) -> Iterator[Checkpoint]:
@@ -116,26 +119,29 @@ class Runner:
     def _load(self, layers: list[MLA], checkpoint: Checkpoint) -> None:
         started = time.perf_counter()
         total = sum(value.nbytes for layer in layers for value in layer.parameters())
-        with self.bar("reading weights", total) as advance:
+        tensors = sum(len(weights.expected_shapes(layer)) for layer in layers)
+        with self.bar("reading weights", tensors) as advance:
             for layer in layers:
-                layer.load_hf(checkpoint.attention(layer.layer_idx, advance))
+                layer.load_hf(checkpoint.attention(layer.layer_idx, lambda _: advance(1)))
         seconds = time.perf_counter() - started
         self.announce(f"weights  {total / 1e9:.3g} GB read from {checkpoint.directory} in {seconds:.1f} s")
 
-    def _inputs(self, scenario: Scenario, checkpoint: Checkpoint, like: MLA) -> Inputs:
+    def _inputs(self, scenario: Scenario, checkpoint: Checkpoint, layers: list[MLA]) -> Inputs:
         """Embedded text where the checkpoint has what it takes."""
-        options = self.options
+        options, first = self.options, layers[0]
+        indices = [layer.layer_idx for layer in layers]
         text = options.text or checkpoint.directory / "heldout.txt"
         try:
             if options.text is None and not text.is_file():
                 raise CheckpointError("no text given")
-            found = text_inputs(scenario, options.layers, checkpoint, text)
+            found = text_inputs(scenario, indices, checkpoint, text)
         except CheckpointError as error:
             # A text that was asked for is used or refused.
             if options.text is not None:
                 raise
-            found = random_inputs(scenario, options.layers, like.config.hidden_size, options.seed, str(error))
-        return found.to(like.device, like.dtype)
+            width = first.config.hidden_size
+            found = random_inputs(scenario, indices, width, options.seed, str(error))
+        return found.to(first.device, first.dtype)
 
     def _steps(self, engine: Engine, scenario: Scenario, inputs: Inputs) -> list[Outcome]:
         done = dict.fromkeys(scenario.new_tokens, 0)
@@ -196,7 +202,7 @@ class Runner:
             steps.append(StepReport(outcome.step.name, works, outcome.prepare_seconds, outcome.layer_seconds))
         return Report(
             model=self.options.model or str(self.options.checkpoint),
-            layers=list(self.options.layers),
+            layers=[layer.layer_idx for layer in engine.layers],
             plan=first.plan,
             cache=first.layout.id,
             inputs=inputs.source,
