@@ -122,6 +122,8 @@ class MLAConfig(_Record):
     indexer: IndexerConfig | None = None
     # Replaces the computed softmax scale (Mistral-Large-3's two readings of apply_scale, for example).
     softmax_scale_override: Annotated[float, Field(gt=0)] | None = None
+    # Rows and columns of a block, for quantised weights with one scale a block.
+    weight_block: tuple[Positive, Positive] = (128, 128)
     # Config string used when neither the argument nor MLA_BACKEND names one.
     backend: str | None = None
 

@@ -47,7 +47,8 @@ def preset_names() -> list[str]:
 
 def from_hf(source: Any) -> MLAConfig:
     """Read a directory, a config.json path, a mapping, or an object with to_dict(); raises ConfigError."""
-    raw = _text_part(_load(source))
+    whole_config = _load(source)
+    raw = _text_part(whole_config)
     family = _family(raw)
     _refuse(raw, family)
     nope, rope = whole(raw, "qk_nope_head_dim"), whole(raw, "qk_rope_head_dim")
@@ -61,6 +62,7 @@ def from_hf(source: Any) -> MLAConfig:
         query_scaling=read_query_scaling(raw, family),
         gate=_gate(raw, family),
         indexer=_indexer(raw, family),
+        **_weight_block(raw.get(_QUANTISATION) or whole_config.get(_QUANTISATION) or {}),
     )
 
 
@@ -187,6 +189,26 @@ def _lengths(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
         if raw.get(key) is not None:
             lengths.setdefault("max_position_embeddings", positive(raw, key))
     return lengths
+
+
+_QUANTISATION = "quantization_config"
+
+
+def _weight_block(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Block size of quantised weights, as transformers or compressed-tensors state it; absent when neither
+    does.
+    """
+    groups = (stated.get("config_groups") or {}).values()
+    sizes = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    found = {_pair(size) for size in (stated.get("weight_block_size"), *sizes) if size is not None}
+    if len(found) > 1:
+        raise unsupported(_QUANTISATION, sorted(found), "one block size for all weights")
+    return {"weight_block": found.pop()} if found else {}
+
+
+def _pair(size: Any) -> tuple[int, ...]:
+    """Written as [128, 128] or, by older tools, as "128x128"."""
+    return tuple(int(side) for side in (size.split("x") if isinstance(size, str) else size))
 
 
 def _gate(raw: Mapping[str, Any], family: Family) -> GateConfig | None:

@@ -44,8 +44,10 @@ class MLA(nn.Module):
     the config, then "auto". cache: layout name, "auto" stores the layer's dtype. workspace_tokens: how many
     cached tokens a context chunk may expand at once. max_decode_query_len: 1 + draft tokens; longer queries
     are prefill. prefill_form: "expand", "absorb", or "auto" for the first that the backend offers.
-    fuse_qkv_a: one matmul for both down projections. tp_size, tp_rank, reduce: this rank's share of the
-    heads, and how partial outputs are summed.
+    fuse_qkv_a: one matmul for both down projections; quantised ones stay apart. keep_quantised: hold
+    quantised weights as the checkpoint does, else dequantise them at load. fp4_inputs: round the inputs of
+    NVFP4 weights that come with a static input scale, as 4-bit hardware does. tp_size, tp_rank, reduce: this
+    rank's share of the heads, and how partial outputs are summed.
 
     Weights are uninitialised until `load_hf`. Raises ConfigError, SpecError, RegistryError or NoBackendFits
     when it cannot be built as asked.
@@ -64,6 +66,8 @@ class MLA(nn.Module):
         max_decode_query_len: int = 1,
         prefill_form: str = "auto",
         fuse_qkv_a: bool = True,
+        keep_quantised: bool = True,
+        fp4_inputs: bool = False,
         tp_size: int = 1,
         tp_rank: int = 0,
         reduce: Callable[[Tensor], Tensor] | None = None,
@@ -71,6 +75,7 @@ class MLA(nn.Module):
         super().__init__()
         self.config, self.layer_idx, self.dtype, self.device = config, layer_idx, dtype, usable_device(device)
         self.tp_size, self.tp_rank, self.reduce = tp_size, tp_rank, reduce
+        self.keep_quantised, self.fp4_inputs = keep_quantised, fp4_inputs
         self.num_heads = _heads_per_rank(config, tp_size, tp_rank, reduce)
         self.workspace_tokens = _at_least_one("workspace_tokens", workspace_tokens)
         self.max_decode_query_len = _at_least_one("max_decode_query_len", max_decode_query_len)
@@ -92,6 +97,8 @@ class MLA(nn.Module):
         self, hidden_TD: Tensor, step: Step, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
+        if return_lse:
+            self._check_lse()
         output = self._attention(hidden_TD, step, want_lse=return_lse)
         _zero_padding(output.values_THV, step.batch)
         if output.lse_TH is not None:
@@ -175,7 +182,7 @@ class MLA(nn.Module):
         unexpected or misshapen tensor.
         """
         report = weights.load_hf(self, state_dict, prefix, partial=partial)
-        self._after_load(report.loaded)
+        self._after_load(report.complete)
         return report
 
     def prepare_weights(self) -> None:
@@ -339,15 +346,21 @@ class MLA(nn.Module):
             return
         if page_size < 1:
             raise CacheError(f"page_size must be at least 1, got {page_size}")
-        request = self.request.at_page_size(page_size)
-        for choice, kernel in (("mqa", "mqa_decode"), ("mqa_prefill", "mqa_prefill"), ("append", "append")):
-            name = self.plan.choices.get(choice, "core")
-            if name == "core":
-                continue
-            found = reasons(registries.default().info(name).capabilities, request.kernel_request(kernel))
+        self._require(self.request.at_page_size(page_size), "mqa", "mqa_prefill", "append")
+        self._page_sizes.add(page_size)
+
+    def _check_lse(self) -> None:
+        """Prefill always returns lse; decode need not."""
+        if "lse" not in self.kernels.offered[self.plan.choices["mqa"]].returns:
+            self._require(self.request.model_copy(update={"lse": True}), "mqa")
+
+    def _require(self, request: LayerRequest, *choices: str) -> None:
+        """Refuse what a chosen backend did not declare when the layer was built."""
+        for choice in choices:
+            name, kernel = self.plan.choices.get(choice, "core"), KERNELS[choice]
+            found = [] if name == "core" else reasons(self.kernels.offered[name], request.kernel_request(kernel))
             if found:
                 raise UnsupportedError(name, found, kernel=kernel)
-        self._page_sizes.add(page_size)
 
 
 def _before_load_state_dict(layer: MLA, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:

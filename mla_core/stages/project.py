@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mla_core.quant.fp4_hidden import plain
+
 if TYPE_CHECKING:
     from mla_core.batch import Batch
     from mla_core.layer import MLA
@@ -36,14 +38,13 @@ def project(layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
     """q = q_b(norm(q_a(x))) or q_proj(x); [c | k_rope] = kv_a(x), c normed (arXiv 2405.04434, 2.1)."""
     config, modules = layer.config, layer.projections
     q_a_TQ, kv_a_TX = modules.down(hidden)
-    q_lora_TQ = None if q_a_TQ is None else modules.q_a_layernorm(q_a_TQ)
-    query_THE = modules.up(hidden if q_lora_TQ is None else q_lora_TQ).view(
-        -1, layer.num_heads, config.qk_head_dim
-    )
+    query_input = hidden if q_a_TQ is None else modules.norm_query(q_a_TQ)
+    query_THE = modules.up(query_input).view(-1, layer.num_heads, config.qk_head_dim)
     latent_TL, k_rope_TR = kv_a_TX.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
     latent_TL = modules.kv_a_layernorm(latent_TL)
     if config.query_scale != 1.0:
         query_THE = query_THE * config.query_scale
     if config.latent_scale != 1.0:
         latent_TL = latent_TL * config.latent_scale
+    q_lora_TQ = None if q_a_TQ is None else plain(query_input)
     return Projected(query_THE, latent_TL, k_rope_TR, hidden, q_lora_TQ)
