@@ -10,6 +10,7 @@ import pluggy
 from torch import Tensor
 
 from mla_core.backend import Backend, LayerContext
+from mla_core.capabilities import Capabilities
 from mla_core.errors import ContractError, HookError
 from mla_core.hooks import PROJECT, HookSpecs, hookimpl, implementations
 from mla_core.stages.append import append
@@ -44,6 +45,8 @@ class Kernels:
     mqa_prefill: Backend | None
     # Names of the kernels whose backend multiplies by W_uv itself.
     v_up_owners: frozenset[str]
+    # What each chosen backend declared when the layer was built; the registry may change afterwards.
+    offered: Mapping[str, Capabilities]
 
     def of(self, kernel: str) -> Any:
         return getattr(self, kernel)
@@ -99,10 +102,11 @@ def bind(plan: Plan, registry: Registry, context: Callable[[str], LayerContext])
     refuses, ContractError when a backend lacks a kernel it declares, HookError for a hook with a wrong name
     or arguments.
     """
-    backends = {name: _build(name, registry, context) for name in _chosen(plan)}
+    offered = {name: registry.info(name).capabilities for name in _chosen(plan)}
+    backends = {name: _build(name, registry, context) for name in offered}
     _check_methods(plan, backends)
     manager = _manager(backends)
-    return _kernels(plan, backends, registry), _program(plan, backends, manager)
+    return _kernels(plan, backends, offered), _program(plan, backends, manager)
 
 
 def _check_methods(plan: Plan, backends: Mapping[str, Any]) -> None:
@@ -129,14 +133,14 @@ def _build(name: str, registry: Registry, context: Callable[[str], LayerContext]
     return registry.load(name)(context(name))
 
 
-def _kernels(plan: Plan, backends: Mapping[str, Any], registry: Registry) -> Kernels:
+def _kernels(plan: Plan, backends: Mapping[str, Any], offered: Mapping[str, Capabilities]) -> Kernels:
     """v_up is owned kernel by kernel: two backends may serve the two phases, and only one own it."""
     served = {
         kernel: backends.get(plan.choices.get(kernel, "core")) for kernel in ("mha", "mqa", "mqa_prefill")
     }
     absorbed = {kernel: plan.choices[kernel] for kernel in ("mqa", "mqa_prefill") if kernel in plan.choices}
-    owners = [k for k, name in absorbed.items() if "v_up" in registry.info(name).capabilities.owns]
-    return Kernels(**served, v_up_owners=frozenset(owners))
+    owners = [kernel for kernel, name in absorbed.items() if "v_up" in offered[name].owns]
+    return Kernels(**served, v_up_owners=frozenset(owners), offered=offered)
 
 
 def _manager(backends: Mapping[str, Any]) -> pluggy.PluginManager:

@@ -16,6 +16,7 @@ from mla_core.backend import LayerContext
 from mla_core.batch import Batch
 from mla_core.bind import bind
 from mla_core.cache import CachePool, LatentCache, Scales, layout_for
+from mla_core.capabilities import Kernel
 from mla_core.config import MLAConfig
 from mla_core.device import device_info, usable_device
 from mla_core.errors import (
@@ -346,21 +347,21 @@ class MLA(nn.Module):
             return
         if page_size < 1:
             raise CacheError(f"page_size must be at least 1, got {page_size}")
-        self._require(self.request.at_page_size(page_size), "mqa", "mqa_prefill", "append")
+        self._require(self.request.at_page_size(page_size), "mqa_decode", "mqa_prefill", "append")
         self._page_sizes.add(page_size)
 
     def _check_lse(self) -> None:
         """Prefill always returns lse; decode need not."""
         if "lse" not in self.kernels.offered[self.plan.choices["mqa"]].returns:
-            self._require(self.request.model_copy(update={"lse": True}), "mqa")
+            self._require(self.request.model_copy(update={"lse": True}), "mqa_decode")
 
-    def _require(self, request: LayerRequest, *choices: str) -> None:
+    def _require(self, request: LayerRequest, *kernels: Kernel) -> None:
         """Refuse what a chosen backend did not declare when the layer was built."""
-        for choice in choices:
-            name, kernel = self.plan.choices.get(choice, "core"), KERNELS[choice]
-            found = [] if name == "core" else reasons(self.kernels.offered[name], request.kernel_request(kernel))
-            if found:
-                raise UnsupportedError(name, found, kernel=kernel)
+        for name, offered in self.kernels.offered.items():
+            for kernel in sorted(self.plan.kernels_of(name).intersection(kernels)):
+                found = reasons(offered, request.kernel_request(kernel))
+                if found:
+                    raise UnsupportedError(name, found, kernel=kernel)
 
 
 def _before_load_state_dict(layer: MLA, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
