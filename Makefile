@@ -16,7 +16,8 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -n $(WOR
 .PHONY: demo test install lint types unit format clean
 
 demo: install
-	$(BIN)/mla run tests/data/tiny_mla_kjv
+	$(BIN)/mla run --model deepseek-v3 --dtype float32 --verify
+	$(BIN)/mla run --checkpoint tests/data/tiny_mla_kjv --layers 0,1,2 --dtype float32 --verify
 
 test: lint types unit
 

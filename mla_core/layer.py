@@ -172,6 +172,10 @@ class MLA(nn.Module):
         }
         return CachePool(self.layout, layers=num_layers, **made)
 
+    def expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Checkpoint names, without prefix, of the tensors this layer needs, with their full shapes."""
+        return weights.expected_shapes(self)
+
     def load_hf(
         self, state_dict: Mapping[str, Tensor], prefix: str = "", *, partial: bool = False
     ) -> weights.LoadReport:
