@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import mla_vanilla.attention
-import mla_vanilla.backend
 from mla_core.stages import attend
 from tests.support import World
 
@@ -32,12 +31,25 @@ def mask_one_too_wide(world: World) -> AbstractContextManager[object]:
 
 def newest_key_lost(world: World) -> AbstractContextManager[object]:
     """Absorbed attention forgets the last token of every request."""
-    honest = mla_vanilla.backend._group
+    return _other_lengths(world, lambda length, page_size: length - 1)
 
-    def forgetful(members: Any, segments: Any, geometry: Any) -> Any:
-        return honest(members, replace(segments, key_lens=tuple(n - 1 for n in segments.key_lens)), geometry)
 
-    return patch.object(mla_vanilla.backend, "_group", forgetful)
+def unowned_rows_read(world: World) -> AbstractContextManager[object]:
+    """Absorbed attention goes one token too far, where the page has one."""
+    return _other_lengths(world, lambda length, page_size: length + (length % page_size > 0))
+
+
+def _other_lengths(world: World, change: Callable[[int, int], int]) -> AbstractContextManager[object]:
+    backend = world.layer.kernels.mqa
+    honest = backend.prepare
+
+    def prepare(kernel: str, segments: Any, geometry: Any) -> Any:
+        if kernel.startswith("mqa"):
+            lengths = tuple(change(length, geometry.page_size) for length in segments.key_lens)
+            segments = replace(segments, key_lens=lengths)
+        return honest(kernel, segments, geometry)
+
+    return patch.object(backend, "prepare", prepare)
 
 
 def rope_twice(world: World) -> AbstractContextManager[object]:
@@ -95,16 +107,6 @@ def empty_parts_counted(world: World) -> AbstractContextManager[object]:
         honest(out, lse, part_out, part_lse.nan_to_num(neginf=0.0))
 
     return patch.object(attend, "merge_into", counting)
-
-
-def unowned_rows_read(world: World) -> AbstractContextManager[object]:
-    """Rows of gathered pages that hold no token are used as they are."""
-    honest = mla_vanilla.backend._gather
-
-    def careless(group: Any, *arguments: Any) -> Tensor:
-        return honest(replace(group, unowned=None), *arguments)
-
-    return patch.object(mla_vanilla.backend, "_gather", careless)
 
 
 @contextmanager
