@@ -35,8 +35,11 @@ INTERNAL = {
         "planner",
         "plugin_group",
         "projections",
+        "projections_quantised",
         "step",
+        "weight_places",
         "weights",
+        "weights_quantised",
     )
 }
 TORCH_FREE = (
