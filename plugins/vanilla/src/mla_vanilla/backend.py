@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments
+from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments, ops
 from mla_vanilla.attention import attention
 from mla_vanilla.manifest import INFO
 
@@ -23,20 +23,34 @@ __all__ = ["Vanilla"]
 _MAX_PADDING = 1.25
 
 
+# Values gathered at once. A GPU only needs a bound on memory. A CPU wants them to stay in its cache, and too
+# few for malloc to ask the system for fresh memory, page by page, every time.
+_MAX_GATHERED = {"cpu": 1 << 22, "cuda": 1 << 28}
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Keys of a group that are gathered at once: a run of each request's pages, equally many of each.
+
+    pages [n * P]: the pages to read. unowned: gathered rows that hold no token of the request, None when
+    there are none. visible [n, T]: how many of these keys each query row sees, None when all see all.
+    """
+
+    pages: Tensor
+    unowned: Tensor | None
+    visible: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Requests with the same query length and a similar key length, padded to `keys`.
+    """Requests with the same query length and a similar key length, padded to the longest.
 
-    rows: their query rows. pages [n * P]: the pages to read. unowned: rows of the gathered pages that hold
-    no token of the request, None when there are none. visible [n, T]: keys each query row sees, None when
-    all see all.
+    rows: their query rows. pieces: their keys, in order.
     """
 
     requests: int
     rows: slice | Tensor
-    pages: Tensor
-    unowned: Tensor | None
-    visible: Tensor | None
+    pieces: tuple[Piece, ...]
 
 
 class Vanilla:
@@ -44,12 +58,13 @@ class Vanilla:
 
     def __init__(self, context: LayerContext) -> None:
         context.require(INFO)
-        self.latent = context.request.latent
+        self.context, self.latent = context, context.request.latent
 
     def prepare(
         self, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry
     ) -> list[Group] | None:
         """Absorbed kernels: how to group the requests and which pages to gather."""
+        self.context.require(INFO, page_size=geometry.page_size)
         if isinstance(segments, MhaSegments):
             return None
         groups = _similar(segments.query_lens, segments.key_lens)
@@ -96,25 +111,43 @@ class Vanilla:
         """All heads of a request are query rows over the same keys; values are the keys' latent part."""
         heads = q_THX.shape[1]
         for group in segments.meta:
-            keys_nSX = _gather(group, cache, q_THX.dtype)
-            query_nMX = q_THX[group.rows].reshape(group.requests, -1, q_THX.shape[2])
-            visible = group.visible
-            if visible is not None and visible.shape[1] > 1:
-                visible = visible.repeat_interleave(heads, dim=1)
-            # The whole row as value: dropping the rope part afterwards is cheaper than copying it away.
-            out, lse = attention(query_nMX, keys_nSX, keys_nSX, visible, scale)
+            query_nTHX = q_THX[group.rows].reshape(group.requests, -1, heads, q_THX.shape[2])
+            out, lse = _over_pieces(group.pieces, query_nTHX, cache, scale)
             out_THL[group.rows] = out.reshape(-1, heads, out.shape[2])[..., : self.latent]
             if lse_TH is not None:
                 lse_TH[group.rows] = lse.reshape(-1, heads)
 
 
-def _gather(group: Group, cache: LatentCache, dtype: torch.dtype) -> Tensor:
-    """The group's cached rows [n, S, X] in `dtype`; rows that hold no token are 0, whatever lies there."""
-    packed = cache.layout.gather_pages(cache.data, group.pages)
+def _over_pieces(
+    pieces: Sequence[Piece], query_nTHX: Tensor, cache: LatentCache, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of a group over all its keys (out [n, T * H, X], lse [n, T * H]), merged in float32."""
+    out, lse = _over_piece(pieces[0], query_nTHX, cache, scale)
+    if len(pieces) > 1:
+        out = out.float()
+    for piece in pieces[1:]:
+        ops.merge_into(out, lse, *_over_piece(piece, query_nTHX, cache, scale))
+    return out, lse
+
+
+def _over_piece(piece: Piece, query_nTHX: Tensor, cache: LatentCache, scale: float) -> tuple[Tensor, Tensor]:
+    requests, queries, heads, _ = query_nTHX.shape
+    keys_nSX = _gather(piece, cache, query_nTHX.dtype)
+    keys_nSX = keys_nSX.unflatten(0, (requests, keys_nSX.shape[0] // requests))
+    visible = piece.visible
+    if visible is not None and queries > 1:
+        visible = visible.repeat_interleave(heads, dim=1)
+    # The whole row as value: dropping the rope part afterwards is cheaper than copying it away.
+    return attention(query_nTHX.flatten(1, 2), keys_nSX, keys_nSX, visible, scale)
+
+
+def _gather(piece: Piece, cache: LatentCache, dtype: torch.dtype) -> Tensor:
+    """The piece's cached rows [n * S, X] in `dtype`; rows that hold no token are 0, whatever lies there."""
+    packed = cache.layout.gather_pages(cache.data, piece.pages)
     rows = cache.layout.unpack(packed, dtype, cache.scales).view(-1, cache.layout.width)
-    if group.unowned is not None:
-        rows.index_fill_(0, group.unowned, 0.0)
-    return rows.view(group.requests, rows.shape[0] // group.requests, cache.layout.width)
+    if piece.unowned is not None:
+        rows.index_fill_(0, piece.unowned, 0.0)
+    return rows
 
 
 def _similar(query_lens: Sequence[int], key_lens: Sequence[int]) -> list[list[int]]:
@@ -134,24 +167,31 @@ def _similar(query_lens: Sequence[int], key_lens: Sequence[int]) -> list[list[in
 def _group(members: list[int], segments: MqaSegments, geometry: CacheGeometry) -> Group:
     device, page_size = geometry.device, geometry.page_size
     queries = segments.query_lens[members[0]]
-    lengths = torch.tensor([segments.key_lens[b] for b in members], device=device)
-    columns = -(-int(lengths.max()) // page_size)
+    lengths = [segments.key_lens[b] for b in members]
+    lengths_n1 = torch.tensor(lengths, device=device).unsqueeze(1)
+    columns = -(-max(lengths) // page_size)
     table = segments.block_table[torch.tensor(members, device=device), :columns].long()
     # Entries that a request does not need may be anything; page 0 stands in, and its rows are blanked after
     # the gather.
-    needed = torch.arange(columns, device=device) * page_size < lengths.unsqueeze(1)
-    owned = torch.arange(columns * page_size, device=device) < lengths.unsqueeze(1)
-    unowned = (~owned).view(-1).nonzero().squeeze(1)
-    ragged = unowned.numel() > 0
-    visible = None
-    if ragged or queries > 1:
-        visible = lengths.unsqueeze(1) - torch.arange(queries - 1, -1, -1, device=device)
+    needed = torch.arange(table.shape[1], device=device) * page_size < lengths_n1
+    pages_nP = table.where(needed, 0)
+    visible_nT = lengths_n1 - torch.arange(queries - 1, -1, -1, device=device)
+
+    def piece(first: int, last: int) -> Piece:
+        start, end = first * page_size, last * page_size
+        unowned = (torch.arange(start, end, device=device) >= lengths_n1).view(-1).nonzero().squeeze(1)
+        return Piece(
+            pages=pages_nP[:, first:last].flatten(),
+            unowned=unowned if end > min(lengths) else None,
+            visible=(visible_nT - start).clamp(0, end - start) if end > min(lengths) - queries + 1 else None,
+        )
+
+    limit = _MAX_GATHERED[device.type] // (len(members) * page_size * geometry.layout.width)
+    bounds = [*(range(0, columns, max(1, limit)) or [0]), columns]
     return Group(
         requests=len(members),
         rows=_rows(members, segments.query_lens, device),
-        pages=table.where(needed, 0).view(-1),
-        unowned=unowned if ragged else None,
-        visible=visible,
+        pieces=tuple(piece(first, last) for first, last in pairwise(bounds)),
     )
 
 
