@@ -110,7 +110,7 @@ class SplitUp(nn.Module):
         """Take over this rank's kv_b_proj, some heads at a time."""
         heads, nope, latent = len(self.w_uk_HLN), self.w_uk_HLN.shape[2], self.w_uk_HLN.shape[1]
         rows = nope + self.w_uv_HVL.shape[1]
-        step = max(1, _HEADS_AT_ONCE // (rows * latent))
+        step = max(1, _AT_ONCE // (rows * latent))
         for start in range(0, heads, step):
             stop = min(start + step, heads)
             part_HXL = kv_b.cut(0, start * rows, stop * rows).dequantise(self.w_uk_HLN.dtype)
@@ -120,7 +120,7 @@ class SplitUp(nn.Module):
 
 
 # Elements of kv_b_proj that are dequantised at once.
-_HEADS_AT_ONCE = 1 << 22
+_AT_ONCE = 1 << 20
 
 
 def _owned(tensor: Tensor, device: torch.device) -> nn.Parameter:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from mla_core.quant.fp4_hidden import Fp4Hidden
 
-__all__ = ["Format", "Part", "QuantisedWeight", "multiply", "spread"]
+__all__ = ["Format", "Part", "QuantisedWeight", "multiply", "times"]
 
 # Values decoded at once: a temporary of this many float32 elements instead of a second copy of the matrix.
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 
 Tensors = Mapping[str, Tensor]
 
@@ -132,14 +132,19 @@ def multiply(x: Tensor | Fp4Hidden, weight: QuantisedWeight, bias: Tensor | None
     return out
 
 
-def spread(scale: Tensor, part: Part, shape: tuple[int, ...]) -> Tensor:
-    """A scale tensor in float32, each entry repeated over what it covers; broadcasts against `shape`."""
-    scale = scale.float()
-    for dim, step in enumerate(part.steps):
-        if step > 1:
-            scale = scale.repeat_interleave(step, dim)
-            scale = scale[: shape[0]] if dim == 0 else scale[:, : shape[1]]
-    return scale
+def times(values: Tensor, scale: Tensor, part: Part) -> Tensor:
+    """Values [N, K] times the scales that cover them, in float32, in place."""
+    scale, (rows, columns) = scale.float(), part.steps
+    if rows > 1:
+        scale = scale.repeat_interleave(rows, 0)[: values.shape[0]]
+    if columns < 2:
+        return values.mul_(scale)
+    whole = values.shape[1] // columns
+    blocks, rest = values.tensor_split([whole * columns], dim=1)
+    blocks.unflatten(1, (whole, columns)).mul_(scale[:, :whole, None])
+    if rest.shape[1]:
+        rest.mul_(scale[:, whole:])
+    return values
 
 
 def _narrow(tensor: Tensor, dim: int, step: int, begin: int, end: int) -> Tensor:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mla_core.quant import e2m1, int4, nvfp4
-from mla_core.quant.weight import Format, Part, QuantisedWeight, Tensors, spread
+from mla_core.quant import e2m1, e4m3, int4, nvfp4
+from mla_core.quant.weight import Format, Part, QuantisedWeight, Tensors, times
 
 __all__ = [
     "INPUT_NAMES",
@@ -176,29 +176,22 @@ def _nvfp4_parts(codes: str, scale: str) -> dict[str, Part]:
 def _decode_fp8(tensors: Tensors, parts: Mapping[str, Part]) -> Tensor:
     (name,) = parts.keys() - {"weight"}
     codes = tensors["weight"]
-    return codes.float().mul_(spread(tensors[name], parts[name], codes.shape))
+    values = e4m3.decode(codes) if codes.dtype == torch.float8_e4m3fn else codes.float()
+    return times(values, tensors[name], parts[name])
 
 
 def _decode_nvfp4(tensors: Tensors, parts: Mapping[str, Part]) -> Tensor:
-    step = tensors["weight_scale"].float() * tensors["weight_scale_2"]
-    return _times_steps(e2m1.decode_pairs(tensors["weight"]), step, parts["weight_scale"])
+    steps = tensors["weight_scale"].float() * tensors["weight_scale_2"]
+    return times(e2m1.decode_pairs(tensors["weight"]), steps, parts["weight_scale"])
 
 
 def _decode_nvfp4_packed(tensors: Tensors, parts: Mapping[str, Part]) -> Tensor:
-    step = tensors["weight_scale"].float() / tensors["weight_global_scale"]
-    return _times_steps(e2m1.decode_pairs(tensors["weight_packed"]), step, parts["weight_scale"])
+    steps = tensors["weight_scale"].float() / tensors["weight_global_scale"]
+    return times(e2m1.decode_pairs(tensors["weight_packed"]), steps, parts["weight_scale"])
 
 
 def _decode_int4(tensors: Tensors, parts: Mapping[str, Part]) -> Tensor:
-    values = int4.unpack(tensors["weight_packed"])
-    return _times_steps(values, tensors["weight_scale"], parts["weight_scale"])
-
-
-def _times_steps(values: Tensor, steps: Tensor, part: Part) -> Tensor:
-    """Codes may be padded to whole bytes or words beyond the last scale's columns."""
-    scale = spread(steps, part, tuple(values.shape))
-    columns = values.shape[1] if scale.shape[1] == 1 else scale.shape[1]
-    return values[:, :columns].mul_(scale)
+    return times(int4.unpack(tensors["weight_packed"]), tensors["weight_scale"], parts["weight_scale"])
 
 
 def _type(tensor: Tensor) -> str:
