@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mla_core import planner, weights
+from mla_core import admission, planner, weights
 from mla_core import registry as registries
 from mla_core.backend import LayerContext
 from mla_core.batch import Batch
 from mla_core.bind import bind
 from mla_core.cache import CachePool, LatentCache, Scales, layout_for
-from mla_core.capabilities import Kernel
 from mla_core.config import MLAConfig
 from mla_core.device import device_info, usable_device
-from mla_core.errors import (
-    CacheError,
-    ConfigError,
-    ContractError,
-    StaleCacheWarning,
-    UnsupportedError,
-    WeightsNotReady,
-)
+from mla_core.errors import ConfigError, ContractError, UnsupportedError
 from mla_core.layer_request import heads_per_rank, layer_request
 from mla_core.projections import Linear, Projections
-from mla_core.request import LayerRequest, Reason, reasons
+from mla_core.request import LayerRequest, Reason
 from mla_core.resolve import resolve
 from mla_core.stages.output import AttentionOutput
 from mla_core.stages.rope import scale_queries
@@ -83,7 +74,7 @@ class MLA(nn.Module):
         self.layout = layout_for(cache, dtype, config.kv_lora_rank, config.qk_rope_head_dim)
         self.softmax_scale = config.softmax_scale
         self.request = self._request(prefill_form)
-        self._page_sizes: set[int] = set()
+        self.page_sizes: set[int] = set()
         self._select(backend)
         self._create_weights(fuse_qkv_a)
 
@@ -92,22 +83,22 @@ class MLA(nn.Module):
         output = self._attention(hidden_TD, step, want_lse=False)
         gated_THV = self.program.gate(self, output.values_THV, hidden_TD)
         hidden_TD = self.program.project_out(self, gated_THV, step.batch)
-        return _zero_padding(hidden_TD, step.batch)
+        return step.zero_padding(hidden_TD)
 
     def attention(
         self, hidden_TD: Tensor, step: Step, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
         if return_lse:
-            self._check_lse()
+            admission.check_lse(self)
         output = self._attention(hidden_TD, step, want_lse=return_lse)
-        _zero_padding(output.values_THV, step.batch)
+        step.zero_padding(output.values_THV)
         if output.lse_TH is not None:
-            output.lse_TH[step.batch.num_tokens :] = -torch.inf
+            step.zero_padding(output.lse_TH, -torch.inf)
         return output.values_THV, output.lse_TH
 
     def _attention(self, hidden_TD: Tensor, step: Step, *, want_lse: bool) -> AttentionOutput:
-        self._check(hidden_TD, step)
+        admission.check_call(self, hidden_TD, step)
         run = self.program
         values_THV = run.create_output(self, hidden_TD, step.batch).unflatten(1, (self.num_heads, -1))
         lse_TH = values_THV.new_empty(values_THV.shape[:2], dtype=torch.float32) if want_lse else None
@@ -124,9 +115,9 @@ class MLA(nn.Module):
 
         Raises CacheError or UnsupportedError when the cache does not fit this layer or its backends.
         """
-        self._check_cache(cache)
+        admission.check_cache(self, cache)
         step = planner.prepare(self, batch, cache)
-        self._warn_if_stale(step)
+        admission.warn_if_stale(self, step)
         return step
 
     def new_cache(
@@ -145,7 +136,7 @@ class MLA(nn.Module):
         stored = value / k_scale; a v_scale that differs is refused. global_scale: nvfp4's factor on all
         group scales. power_of_two: round scales that the writer chooses up to powers of two.
         """
-        self._check_page_size(page_size)
+        admission.check_page_size(self, page_size)
         scales = Scales.of(k_scale, v_scale, global_scale, power_of_two=power_of_two)
         return LatentCache.allocate(
             self.layout, num_pages, page_size, self.device, scales=scales, layer_idx=self.layer_idx
@@ -163,7 +154,7 @@ class MLA(nn.Module):
         power_of_two: bool = False,
     ) -> CachePool:
         """Zeroed caches of layers 0 to num_layers - 1 that share one page table; scales as in `new_cache`."""
-        self._check_page_size(page_size)
+        admission.check_page_size(self, page_size)
         made = {
             "num_pages": num_pages,
             "page_size": page_size,
@@ -264,7 +255,7 @@ class MLA(nn.Module):
         latent, nope, value = config.kv_lora_rank, config.qk_nope_head_dim, config.v_head_dim
         self.register_buffer("w_uk_HLN", torch.empty(heads, latent, nope, **made), persistent=False)
         self.register_buffer("w_uv_HVL", torch.empty(heads, value, latent, **made), persistent=False)
-        self._loaded: set[str] = set()
+        self.loaded: set[str] = set()
         self.ready, self.weights_version = False, 0
         self.program.create_weights(self)
         self.register_load_state_dict_pre_hook(_before_load_state_dict)
@@ -281,97 +272,16 @@ class MLA(nn.Module):
         return super()._apply(fn, recurse)
 
     def _after_load(self, names: Iterable[str]) -> None:
-        self._loaded.update(names)
+        self.loaded.update(names)
         self.weights_version += 1
-        if self._loaded.issuperset(weights.expected_shapes(self)):
+        if self.loaded.issuperset(weights.expected_shapes(self)):
             self.prepare_weights()
-
-    def _check(self, hidden_TD: Tensor, step: Step) -> None:
-        if not self.ready:
-            missing = sorted(weights.expected_shapes(self).keys() - self._loaded)
-            raise WeightsNotReady(
-                f"layer {self.layer_idx} was used before its weights were complete; load_hf has not seen "
-                f"{missing}, and after changing parameters by hand prepare_weights() must run"
-            )
-        if hidden_TD.requires_grad and torch.is_grad_enabled():
-            raise ContractError(
-                "the layer is for inference only, but hidden states require grad; detach them, or call it "
-                "under torch.no_grad()"
-            )
-        rows = step.batch.num_rows
-        if hidden_TD.shape != (rows, self.config.hidden_size) or hidden_TD.dtype != self.dtype:
-            raise ContractError(
-                f"hidden states must be [{rows}, {self.config.hidden_size}] of {self.dtype} for this step, "
-                f"got {list(hidden_TD.shape)} of {hidden_TD.dtype}"
-            )
-        if step.signature is not self.signature:
-            raise ContractError(
-                "the step was prepared by a layer with another plan, config, cache layout or workspace; "
-                "call prepare on this layer"
-            )
-        self._mark_written(step)
-
-    def _mark_written(self, step: Step) -> None:
-        cache = step.cache_of(self)
-        if cache.layer_idx not in (None, self.layer_idx):
-            raise CacheError(
-                f"the step's cache was made for layer {cache.layer_idx}, not layer {self.layer_idx}; "
-                "share a step between layers through a CachePool"
-            )
-        self._warn_if_stale(step)
-        cache.weights_version = self.weights_version
-
-    def _warn_if_stale(self, step: Step) -> None:
-        """Once for every layer and reload; `prepare` knows one layer of a pool, `forward` the others."""
-        cache = step.cache_of(self)
-        if any(step.batch.context_lens) and cache.weights_version not in (None, self.weights_version):
-            cache.weights_version = self.weights_version
-            warnings.warn(
-                f"layer {self.layer_idx} loaded weights after its cache was written; the cached tokens are "
-                "stale, prefill them again",
-                StaleCacheWarning,
-                stacklevel=3,
-            )
-
-    def _check_cache(self, cache: LatentCache | CachePool) -> None:
-        geometry = cache.geometry
-        if geometry.layout != self.layout:
-            raise CacheError(
-                f"the cache has layout {geometry.layout.id!r} for {geometry.layout.latent} + "
-                f"{geometry.layout.rope} values, this layer needs {self.layout.id!r} "
-                f"for {self.layout.latent} + {self.layout.rope}"
-            )
-        if geometry.device != self.device:
-            raise CacheError(f"the cache is on {geometry.device}, the layer on {self.device}")
-        self._check_page_size(geometry.page_size)
-
-    def _check_page_size(self, page_size: int) -> None:
-        """Do all chosen backends declare this page size?"""
-        if page_size in self._page_sizes:
-            return
-        if page_size < 1:
-            raise CacheError(f"page_size must be at least 1, got {page_size}")
-        self._require(self.request.at_page_size(page_size), "mqa_decode", "mqa_prefill", "append")
-        self._page_sizes.add(page_size)
-
-    def _check_lse(self) -> None:
-        """Prefill always returns lse; decode need not."""
-        if "lse" not in self.kernels.offered[self.plan.choices["mqa"]].returns:
-            self._require(self.request.model_copy(update={"lse": True}), "mqa_decode")
-
-    def _require(self, request: LayerRequest, *kernels: Kernel) -> None:
-        """Refuse what a chosen backend did not declare when the layer was built."""
-        for name, offered in self.kernels.offered.items():
-            for kernel in sorted(self.plan.kernels_of(name).intersection(kernels)):
-                found = reasons(offered, request.kernel_request(kernel))
-                if found:
-                    raise UnsupportedError(name, found, kernel=kernel)
 
 
 def _before_load_state_dict(layer: MLA, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
     """nn.Module.load_state_dict counts as a full load when it leaves nothing of this layer out."""
     if all(prefix + name in state_dict for name in layer.state_dict()):
-        layer._loaded.update(weights.expected_shapes(layer))
+        layer.loaded.update(weights.expected_shapes(layer))
 
 
 def _after_load_state_dict(layer: MLA, keys: Any) -> None:
@@ -393,10 +303,3 @@ def _at_least_one(name: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{name} must be at least 1, got {value}")
     return value
-
-
-def _zero_padding(rows: Tensor, batch: Batch) -> Tensor:
-    """Rows beyond the live tokens become 0, whatever flowed into them."""
-    if batch.num_tokens < batch.num_rows:
-        rows[batch.num_tokens :] = 0
-    return rows

@@ -68,3 +68,9 @@ class Step:
     def cache_of(self, layer: MLA) -> LatentCache:
         """The cache of one layer."""
         return self.cache.layer(layer.layer_idx) if isinstance(self.cache, CachePool) else self.cache
+
+    def zero_padding(self, rows: Tensor, value: float = 0.0) -> Tensor:
+        """Rows beyond the live tokens become 0 (or `value`), whatever flowed into them."""
+        if self.batch.num_tokens < self.batch.num_rows:
+            rows[self.batch.num_tokens :] = value
+        return rows

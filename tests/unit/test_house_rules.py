@@ -22,6 +22,7 @@ IMPORT_BUDGET_SECONDS = 0.15
 INTERNAL = {
     f"mla_core.{name}"
     for name in (
+        "admission",
         "bind",
         "candidates",
         "checkpoint_writer",
