@@ -16,6 +16,7 @@ from mla_core import weights
 from mla_core.checkpoint import Checkpoint, open_checkpoint
 from mla_core.checkpoint_writer import write_checkpoint
 from mla_core.cli.engine import Engine, Outcome
+from mla_core.cli.exact_weights import exact_weights
 from mla_core.cli.inputs import Inputs, random_inputs, text_inputs
 from mla_core.cli.random_weights import random_weights
 from mla_core.cli.report import Report, StepReport, WorkReport
@@ -117,14 +118,15 @@ class Runner:
             write_checkpoint(folder, hf_config, tensors, _SHARD_BYTES, advance)
 
     def _load(self, layers: list[MLA], checkpoint: Checkpoint) -> None:
-        started = time.perf_counter()
-        total = sum(value.nbytes for layer in layers for value in layer.parameters())
-        tensors = sum(len(weights.expected_shapes(layer)) for layer in layers)
-        with self.bar("reading weights", tensors) as advance:
+        started, read = time.perf_counter(), 0
+        with self.bar("reading weights", len(layers)) as advance:
             for layer in layers:
-                layer.load_hf(checkpoint.attention(layer.layer_idx, lambda _: advance(1)))
+                stored = checkpoint.attention(layer.layer_idx)
+                layer.load_hf(stored)
+                read += sum(value.nbytes for value in stored.values())
+                advance(1)
         seconds = time.perf_counter() - started
-        self.announce(f"weights  {total / 1e9:.3g} GB read from {checkpoint.directory} in {seconds:.1f} s")
+        self.announce(f"weights  {read / 1e9:.3g} GB read from {checkpoint.directory} in {seconds:.1f} s")
 
     def _inputs(self, scenario: Scenario, checkpoint: Checkpoint, layers: list[MLA]) -> Inputs:
         """Embedded text where the checkpoint has what it takes."""
@@ -173,9 +175,9 @@ class Runner:
             for layer in engine.layers:
                 index = layer.layer_idx
                 filled = {name: rows for (of, name), rows in engine.filled.items() if of == index}
-                stored = {name: value.to(layer.device) for name, value in checkpoint.attention(index).items()}
+                exact = exact_weights(layer, checkpoint.attention(index))
                 reader = partial(engine.rows, layer) if is_quantised(layer.layout) else None
-                judge = Judge.of(layer.config, stored, scenario, inputs.rows[index], filled, reader, advance)
+                judge = Judge.of(layer.config, exact, scenario, inputs.rows[index], filled, reader, advance)
                 for number, outcome in enumerate(outcomes):
                     rows = outcome.outputs[index].split([work.tokens for work in outcome.step.work])
                     errors[number, index] = [
