@@ -77,6 +77,15 @@ def test_tiny_groups_come_back_within_a_quarter_of_the_smallest_scale():
     assert (back - x).abs().max() <= 0.25 * 2.0**-9
 
 
+def test_groups_with_coarse_scales_lose_no_more_than_half_a_step_or_six_of_the_smallest():
+    x = noise(200, 16) * torch.logspace(-10, -4, 200, base=2).unsqueeze(1)
+    packed, scales = nvfp4.encode(x, 1.0)
+    error = (nvfp4.decode(packed, scales, 1.0) - x).abs()
+    size, step = x.abs(), scales.float()
+    half = torch.where(size < 2 * step, step / 4, torch.where(size < 4 * step, step / 2, step))
+    assert (error <= torch.where(size > 6 * step, 6 * 2.0**-10, half) * (1 + 1e-5)).all()
+
+
 def test_swapped_nibbles_would_leave_half_a_step():
     x = noise(20, 16)
     packed, scales = nvfp4.encode(x, 1.0)
