@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mla_core import CacheGeometry, LatentCache, LayerContext, MhaSegments, MqaSegments, ops
-from mla_vanilla.attention import attention
+from mla_vanilla.attention import attention, causal_attention
 from mla_vanilla.manifest import INFO
 
 __all__ = ["Vanilla"]
@@ -87,14 +87,12 @@ class Vanilla:
                 continue
             rows = slice(query_starts[b], query_starts[b + 1])
             columns = slice(key_starts[b], key_starts[b + 1])
-            visible = _visible(queries, keys, q_THE.device) if segments.causal else None
-            out, lse = attention(
-                q_THE[rows].transpose(0, 1),
-                k_SHE[columns].transpose(0, 1),
-                v_SHV[columns].transpose(0, 1),
-                visible,
-                scale,
-            )
+            qkv = (x.transpose(0, 1) for x in (q_THE[rows], k_SHE[columns], v_SHV[columns]))
+            if segments.causal and queries == keys:
+                out, lse = causal_attention(*qkv, scale)
+            else:
+                visible = _visible(queries, keys, q_THE.device) if segments.causal else None
+                out, lse = attention(*qkv, visible, scale)
             out_THV[rows] = out.transpose(0, 1)
             if lse_TH is not None:
                 lse_TH[rows] = lse.transpose(0, 1)
@@ -175,7 +173,8 @@ def _group(members: list[int], segments: MqaSegments, geometry: CacheGeometry) -
     # the gather.
     needed = torch.arange(table.shape[1], device=device) * page_size < lengths_n1
     pages_nP = table.where(needed, 0)
-    visible_nT = lengths_n1 - torch.arange(queries - 1, -1, -1, device=device)
+    # Without the mask every row sees what the last one sees.
+    visible_nT = lengths_n1 - torch.arange(queries - 1, -1, -1, device=device) * int(segments.causal)
 
     def piece(first: int, last: int) -> Piece:
         start, end = first * page_size, last * page_size
