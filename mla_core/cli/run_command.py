@@ -9,7 +9,6 @@ import typer
 
 from mla_core.cli import parameters as parameter
 from mla_core.cli.console import FAILED, print_json, progress_bar, quiet, reporting
-from mla_core.cli.models import named_model
 from mla_core.cli.run_options import RunOptions, parse_layers
 from mla_core.cli.scenario import EXAMPLE
 
@@ -66,6 +65,9 @@ def run(
     all phases in one step. Pages are shuffled; memory that no token was written to is NaN. Exit code 1: an
     output is wrong.
     """
+    # Here, so that listing plugins does not wait for the presets.
+    from mla_core.cli.models import named_model
+
     with reporting(debug):
         preset, directory = named_model(named, model, checkpoint)
         options = RunOptions(
