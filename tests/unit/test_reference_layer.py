@@ -126,6 +126,22 @@ def test_a_changed_cache_row_changes_every_new_token():
     assert (change > 1e-4).all(), change
 
 
+@EVERY_VARIANT
+def test_a_token_may_see_itself_as_a_given_row(config):
+    """Attention of one query does not care which of the same rows is its own."""
+    hidden, first = hidden_of(config), run(config, hidden_of(config)[:4])
+    latent, rope = first.latent_SL, first.k_rope_SR
+
+    def last_is_own(order: list[int]) -> reference.Output:
+        *seen, own = ((latent[[i]], rope[[i]]) for i in order)
+        cached = (torch.cat([part[0] for part in seen]), torch.cat([part[1] for part in seen]))
+        return reference.cached_layer(config, weights_of(config), hidden[4:5], *cached, start=4, own_rows=own)
+
+    one, other = last_is_own([0, 1, 2, 3]), last_is_own([3, 1, 0, 2])
+    torch.testing.assert_close(one.hidden_SD, other.hidden_SD, rtol=0, atol=1e-10)
+    assert gap(one.hidden_SD, last_is_own([0, 1, 2, 2]).hidden_SD) > 1e-6
+
+
 def test_no_token_sees_a_later_one():
     hidden = hidden_of(SMALL)
     hidden[4] += 1.0
