@@ -102,8 +102,8 @@ class SplitUp(nn.Module):
         """[nope | value] of every head, [S, H * (N + V)], as the dense kv_b_proj gives them."""
         nope, value = self.w_uk_HLN.shape[2], self.w_uv_HVL.shape[1]
         out_SHX = latent_SL.new_empty(latent_SL.shape[0], len(self.w_uk_HLN), nope + value)
-        out_SHX[..., :nope] = torch.matmul(latent_SL, self.w_uk_HLN).transpose(0, 1)
-        out_SHX[..., nope:] = torch.matmul(latent_SL, self.w_uv_HVL.transpose(1, 2)).transpose(0, 1)
+        out_SHX[..., :nope] = _product(latent_SL, self.w_uk_HLN).transpose(0, 1)
+        out_SHX[..., nope:] = _product(latent_SL, self.w_uv_HVL.transpose(1, 2)).transpose(0, 1)
         return out_SHX.flatten(1)
 
     def split(self, kv_b: QuantisedWeight) -> None:
@@ -121,6 +121,13 @@ class SplitUp(nn.Module):
 
 # Elements of kv_b_proj that are dequantised at once.
 _AT_ONCE = 1 << 20
+
+
+def _product(x: Tensor, weights: Tensor) -> Tensor:
+    """x times each head's weights, [H, S, ...]; on a CPU in float32, for the reason `multiply` gives."""
+    if x.device.type == "cpu":
+        x, weights = x.float(), weights.float()
+    return torch.matmul(x, weights)
 
 
 def _owned(tensor: Tensor, device: torch.device) -> nn.Parameter:

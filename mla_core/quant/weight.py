@@ -122,9 +122,11 @@ class QuantisedWeight:
 def multiply(x: Tensor | Fp4Hidden, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     """x W^T + b in the dtype of x; the weight is decoded piece by piece and never held whole.
 
-    NVFP4 inputs are multiplied in float32, as hardware accumulates them.
+    NVFP4 inputs are multiplied in float32, as hardware accumulates them, and so is everything on a CPU: the
+    values are float32 already, and few CPUs multiply 16-bit floats as fast.
     """
     values = x if isinstance(x, Tensor) else x.values()
+    values = values.float() if values.device.type == "cpu" else values
     out = x.new_empty(*x.shape[:-1], weight.shape[0])
     for rows, piece in weight.chunks():
         own = None if bias is None else bias[rows].to(values.dtype)
