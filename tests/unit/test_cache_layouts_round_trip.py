@@ -228,3 +228,16 @@ def test_calibrating_on_zeros_gives_scales_of_one(layout_id):
     cache = new_cache(layout_id)
     latent, rope = (torch.zeros_like(part) for part in rows(cache, 2))
     assert cache.layout.calibrate(latent, rope) == Scales()
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("latent", "rope"), [(16, 16), (48, 32), (16, 0), (256, 32), (256, 64)])
+@pytest.mark.parametrize("layout_id", ["fp8_e4m3", "nvfp4", "nvfp4_rope_bf16"])
+def test_rows_of_other_widths_agree_with_a_reader_of_bytes(layout_id, latent, rope, tokens):
+    """A row of nvfp4_rope_bf16 may have an odd number of bytes."""
+    layout = layout_for(layout_id, torch.float32, latent, rope)
+    cache = LatentCache.allocate(layout, 2, 64, "cpu", scales=SCALES)
+    cache.write(torch.arange(64, 64 + tokens), *rows(cache, tokens))
+    expected = torch.cat(cached_rows(cache, [1], tokens), dim=1)
+    read = torch.cat(cache.read(torch.tensor([1]), tokens, torch.float32), dim=1)
+    assert torch.allclose(read.double(), expected, rtol=1e-6, atol=0.0)
