@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mla_core.checkpoint_writer import INDEX, Progress, write_checkpoint
 from mla_core.config import MLAConfig
 from mla_core.errors import CheckpointError
 
-__all__ = ["AttentionPlace", "Checkpoint", "Progress", "open_checkpoint"]
-
-# Called with the bytes of each tensor once it has been read or written.
-Progress = Callable[[int], None]
-
-INDEX = "model.safetensors.index.json"
+__all__ = ["AttentionPlace", "Checkpoint", "Progress", "open_checkpoint", "write_checkpoint"]
 
 # Every MLA attention has this weight, whatever its prefix: model., language_model.model., ...
 _MARK = re.compile(

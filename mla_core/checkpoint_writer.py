@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mla_core.checkpoint import INDEX, Progress
 from mla_core.errors import CheckpointError
 
-__all__ = ["write_checkpoint"]
+__all__ = ["INDEX", "Progress", "write_checkpoint"]
+
+# Called with the bytes of each tensor or file once it has been read or written.
+Progress = Callable[[int], None]
+
+INDEX = "model.safetensors.index.json"
 
 _SHARD_BYTES = 4 << 30
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from mla_core import weights
-from mla_core.checkpoint import Checkpoint, open_checkpoint
-from mla_core.checkpoint_writer import write_checkpoint
+from mla_core.checkpoint import Checkpoint, open_checkpoint, write_checkpoint
 from mla_core.cli.engine import Engine, Outcome
 from mla_core.cli.exact_weights import exact_weights
 from mla_core.cli.inputs import Inputs, random_inputs, text_inputs

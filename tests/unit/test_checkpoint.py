@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mla_core.checkpoint import INDEX, Checkpoint, open_checkpoint
-from mla_core.checkpoint_writer import write_checkpoint
+from mla_core.checkpoint import Checkpoint, open_checkpoint, write_checkpoint
+from mla_core.checkpoint_writer import INDEX
 from mla_core.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]

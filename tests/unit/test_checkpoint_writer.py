@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mla_core.checkpoint import INDEX, open_checkpoint
-from mla_core.checkpoint_writer import write_checkpoint
+from mla_core.checkpoint import open_checkpoint
+from mla_core.checkpoint_writer import INDEX, write_checkpoint
 from mla_core.errors import CheckpointError
 
 TENSORS = {name: torch.full((4,), float(value)) for value, name in enumerate("abc")}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_core.checkpoint import open_checkpoint
-from mla_core.checkpoint_writer import write_checkpoint
+from mla_core.checkpoint import open_checkpoint, write_checkpoint
 from mla_core.cli.inputs import random_inputs, text_inputs
 from mla_core.cli.scenario import parse_requests
 from mla_core.errors import CheckpointError

@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 
 import mla_vanilla.backend
 from mla_core import reference, registry
-from mla_core.checkpoint import open_checkpoint
-from mla_core.checkpoint_writer import write_checkpoint
+from mla_core.checkpoint import open_checkpoint, write_checkpoint
 from mla_core.cli.app import app
 from mla_core.config_presets import PRESETS
 from mla_core.layer import MLA
