@@ -78,9 +78,9 @@ class Nvfp4RopeBf16Layout(Nvfp4Layout):
     def unpack(self, rows: Tensor, dtype: torch.dtype, scales: Scales) -> Tensor:
         packed, rope, factors = rows.split(self.planes, dim=-1)
         latent = nvfp4.decode(packed, factors, scales.global_scale).to(dtype)
-        # Copied, because a row may have an odd number of bytes, and pairs of them need even strides.
-        pairs = rope.clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
-        return torch.cat([latent, pairs.to(dtype)], dim=-1)
+        # Copied and flat: a row may have an odd number of bytes, and pairs of them need even strides.
+        pairs = rope.clone(memory_format=torch.contiguous_format).view(-1).view(torch.bfloat16)
+        return torch.cat([latent, pairs.view(*rope.shape[:-1], self.rope).to(dtype)], dim=-1)
 
     def calibrate(self, latent_TL: Tensor, k_rope_TR: Tensor) -> Scales:
         """As for nvfp4, from the latent alone: the rope part is not quantised."""
