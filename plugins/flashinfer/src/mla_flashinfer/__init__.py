@@ -1,0 +1,1 @@
+"""FlashInfer's attention kernels as a backend of mla_core."""
