@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mla_core.layer
-from mla_core import MLA
+from mla_core import MLA, Step
 from mla_core.config import GateConfig
 from tests import faults
 from tests.support import SCENARIOS, TOLERANCE, World, build, random_weights, tiny_config
@@ -96,7 +95,7 @@ def test_one_capacity_serves_steps_of_any_live_count():
 def test_padding_that_is_not_zeroed_is_noticed():
     world = SCENARIOS["context"].world(BIASED, weights=random_weights(BIASED))
     with (
-        patch.object(mla_core.layer, "_zero_padding", lambda rows, batch: rows),
+        patch.object(Step, "zero_padding", lambda step, rows, value=0.0: rows),
         pytest.raises(AssertionError, match="padded rows"),
     ):
         world.outputs([(0, 5)], max_tokens=7)
