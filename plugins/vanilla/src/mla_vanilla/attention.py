@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["attention"]
+__all__ = ["attention", "causal_attention"]
 
 # Scores computed at once, in elements: 256 MB of float32.
 _MAX_SCORES = 1 << 26
@@ -38,6 +38,15 @@ def attention(
     return torch.cat([out for out, _ in blocks], dim=1), torch.cat([lse for _, lse in blocks], dim=1)
 
 
+def causal_attention(q_GME: Tensor, k_GME: Tensor, v_GMV: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """`attention` of a sequence to itself: row m sees keys 0 to m."""
+    if q_GME.device.type == "cpu":
+        # Skips what lies above the diagonal, about half the work.
+        return _fused(q_GME, k_GME, v_GMV, scale, causal=True)
+    visible_1M = torch.arange(1, q_GME.shape[1] + 1, device=q_GME.device).unsqueeze(0)
+    return attention(q_GME, k_GME, v_GMV, visible_1M, scale)
+
+
 def _rows(visible_GM: Tensor | None, start: int, rows: int) -> Tensor | None:
     if visible_GM is None or visible_GM.shape[1] == 1:
         return visible_GM
@@ -45,6 +54,15 @@ def _rows(visible_GM: Tensor | None, start: int, rows: int) -> Tensor | None:
 
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    if visible is None:
+        return _fused(q, k, v, scale)
+    bias = torch.zeros(1, dtype=q.dtype).where(_mask(visible, k.shape[1]), -torch.inf).unsqueeze(1)
+    return _empty_rows(*_fused(q, k, v, scale, bias=bias), visible)
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
     """torch's fused CPU kernel: float32 softmax inside, and no score matrix. It wants equal widths of q, k
     and v.
     """
@@ -53,13 +71,10 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: floa
         v = F.pad(v, (0, q.shape[2] - width))
     elif width > q.shape[2]:
         q, k = (F.pad(x, (0, width - q.shape[2])) for x in (q, k))
-    bias = None
-    if visible is not None:
-        bias = torch.zeros(1, dtype=q.dtype).where(_mask(visible, k.shape[1]), -torch.inf).unsqueeze(1)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), 0.0, False, attn_mask=bias, scale=scale
+        q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), 0.0, causal, attn_mask=bias, scale=scale
     )
-    return _empty_rows(out[:, 0, :, :width], lse[:, 0], visible)
+    return out[:, 0, :, :width], lse[:, 0]
 
 
 def _by_matmul(
@@ -73,16 +88,14 @@ def _by_matmul(
     if visible is not None:
         scores_GMS.masked_fill_(~_mask(visible, k.shape[1]), -torch.inf)
     lse_GM = torch.logsumexp(scores_GMS, dim=-1)
-    weights = torch.exp(scores_GMS - lse_GM.unsqueeze(-1)).to(v.dtype)
-    return _empty_rows(torch.bmm(weights, v), lse_GM, visible)
+    out = torch.bmm(torch.exp(scores_GMS - lse_GM.unsqueeze(-1)).to(v.dtype), v)
+    return (out, lse_GM) if visible is None else _empty_rows(out, lse_GM, visible)
 
 
 def _mask(visible_GM: Tensor, keys: int) -> Tensor:
     return torch.arange(keys, device=visible_GM.device) < visible_GM.unsqueeze(-1)
 
 
-def _empty_rows(out: Tensor, lse: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
-    if visible is None:
-        return out, lse
+def _empty_rows(out: Tensor, lse: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     empty = visible == 0
     return out.masked_fill(empty.unsqueeze(-1), 0.0), lse.masked_fill(empty, -torch.inf)
