@@ -17,7 +17,7 @@ from mla_core.step import Step
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["check_cache", "check_call", "check_lse", "check_page_size", "warn_if_stale"]
+__all__ = ["check_cache", "check_call", "check_graph", "check_lse", "check_page_size", "warn_if_stale"]
 
 
 def check_call(layer: MLA, hidden_TD: Tensor, step: Step) -> None:
@@ -93,6 +93,15 @@ def check_page_size(layer: MLA, page_size: int) -> None:
         raise CacheError(f"page_size must be at least 1, got {page_size}")
     _require(layer, layer.request.at_page_size(page_size), "mqa_decode", "mqa_prefill", "append")
     layer.page_sizes.add(page_size)
+
+
+def check_graph(layer: MLA) -> None:
+    """Was the layer planned for graph capture?"""
+    if layer.request.cuda_graph is None:
+        raise ContractError(
+            "a graph step needs a layer whose backend can be captured; build it with "
+            "MLA(..., cuda_graph='decode')"
+        )
 
 
 def check_lse(layer: MLA) -> None:

@@ -36,6 +36,7 @@ class MLA(nn.Module):
     the config, then "auto". cache: layout name, "auto" stores the layer's dtype. workspace_tokens: how many
     cached tokens a context chunk may expand at once. max_decode_query_len: 1 + draft tokens; longer queries
     are prefill. prefill_form: "expand", "absorb", or "auto" for the first that the backend offers.
+    cuda_graph: "decode" when decode steps will be captured, "full" when prefill as well.
     fuse_qkv_a: one matmul for both down projections; quantised ones stay apart. keep_quantised: hold
     quantised weights as the checkpoint does, else dequantise them at load. fp4_inputs: round the inputs of
     NVFP4 weights that come with a static input scale, as 4-bit hardware does. tp_size, tp_rank, reduce: this
@@ -57,6 +58,7 @@ class MLA(nn.Module):
         workspace_tokens: int = 8192,
         max_decode_query_len: int = 1,
         prefill_form: str = "auto",
+        cuda_graph: str | None = None,
         fuse_qkv_a: bool = True,
         keep_quantised: bool = True,
         fp4_inputs: bool = False,
@@ -73,7 +75,7 @@ class MLA(nn.Module):
         self.max_decode_query_len = _at_least_one("max_decode_query_len", max_decode_query_len)
         self.layout = layout_for(cache, dtype, config.kv_lora_rank, config.qk_rope_head_dim)
         self.softmax_scale = config.softmax_scale
-        self.request = self._request(prefill_form)
+        self.request = self._request(prefill_form, cuda_graph)
         self.page_sizes: set[int] = set()
         self._select(backend)
         self._create_weights(fuse_qkv_a)
@@ -110,15 +112,23 @@ class MLA(nn.Module):
         run.attend(self, projected, step, output)
         return output
 
-    def prepare(self, batch: Batch, cache: LatentCache | CachePool) -> Step:
+    def prepare(self, batch: Batch, cache: LatentCache | CachePool, *, graph: bool = False) -> Step:
         """Host work of one engine step, shared by all layers that were built alike and read the same pages.
 
+        graph: a decode step of fixed shape, to be captured in a CUDA graph and refreshed before each replay;
+        the batch is padded to capacity by max_tokens and max_requests. Needs MLA(..., cuda_graph="decode").
         Raises CacheError or UnsupportedError when the cache does not fit this layer or its backends.
         """
         admission.check_cache(self, cache)
-        step = planner.prepare(self, batch, cache)
+        if graph:
+            admission.check_graph(self)
+        step = planner.prepare(self, batch, cache, graph=graph)
         admission.warn_if_stale(self, step)
         return step
+
+    def refresh(self, step: Step, batch: Batch) -> None:
+        """Let a graph step describe another batch of the same capacity; its tensors stay where they are."""
+        planner.refresh(self, step, batch)
 
     def new_cache(
         self,
@@ -231,7 +241,7 @@ class MLA(nn.Module):
         options, kernels = self.plan.options.get(name, {}), self.plan.kernels_of(name)
         return LayerContext(self.request, kernels, options, self.softmax_scale, self.device, self.dtype)
 
-    def _request(self, prefill_form: str) -> LayerRequest:
+    def _request(self, prefill_form: str, cuda_graph: str | None) -> LayerRequest:
         return layer_request(
             self.config,
             device=device_info(self.device),
@@ -240,6 +250,7 @@ class MLA(nn.Module):
             max_decode_query_len=self.max_decode_query_len,
             tp_size=self.tp_size,
             prefill_form=prefill_form,
+            cuda_graph=cuda_graph,
             workspace_tokens=self.workspace_tokens,
         )
 

@@ -25,16 +25,22 @@ class CacheGeometry:
 
 @dataclass(frozen=True)
 class SlotTargets:
-    """A slot mapping split into page and offset; `rows` picks the tokens that are stored, None means all."""
+    """A slot mapping split into page and offset; `rows` picks the tokens that are stored, None means all.
+
+    `slots` is the mapping itself, [T] int64, for kernels that skip -1 on their own.
+    """
 
     pages: Tensor
     offsets: Tensor
     rows: Tensor | None
+    slots: Tensor
 
     @classmethod
-    def split(cls, slot_mapping: Tensor, geometry: CacheGeometry) -> SlotTargets:
+    def split(cls, slot_mapping: Tensor, geometry: CacheGeometry, *, fixed: bool = False) -> SlotTargets:
         """Drop the slots that say "do not write" (-1). Raises CacheError for any other slot outside the
         cache.
+
+        fixed: keep one target per row, for graphs; rows that store nothing repeat the first one that does.
         """
         limit = geometry.num_pages * geometry.page_size
         slots = slot_mapping.long()
@@ -47,10 +53,21 @@ class SlotTargets:
                     f"slot {wrong} is outside the cache: {geometry.num_pages} pages of {geometry.page_size} "
                     f"tokens have slots 0 to {limit - 1}, and -1 means do not write"
                 )
-            if low < 0:
+            if low < 0 or fixed:
                 rows = (slots >= 0).nonzero().squeeze(1)
-                slots = slots[rows]
-        return cls(slots // geometry.page_size, slots % geometry.page_size, rows)
+        every = slots
+        if fixed:
+            if rows is None or rows.numel() == 0:
+                raise CacheError("a graph step must store at least one token, but every slot is -1")
+            rows = torch.where(slots >= 0, torch.arange(slots.numel(), device=slots.device), rows[0])
+        if rows is not None:
+            slots = slots[rows]
+        return cls(slots // geometry.page_size, slots % geometry.page_size, rows, every)
+
+    @classmethod
+    def at(cls, pages: Tensor, offsets: Tensor, page_size: int) -> SlotTargets:
+        """Targets that are all stored or read."""
+        return cls(pages, offsets, None, pages * page_size + offsets)
 
 
 @dataclass(eq=False)
@@ -134,7 +151,7 @@ class LatentCache:
         where = torch.arange(length, device=self.data.device)
         pages = block_table.to(self.data.device).long().reshape(-1)[where // self.page_size]
         return self.read_targets(
-            SlotTargets(pages, where % self.page_size, None), dtype or self._value_dtype()
+            SlotTargets.at(pages, where % self.page_size, self.page_size), dtype or self._value_dtype()
         )
 
     def read_targets(self, targets: SlotTargets, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
