@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-import mla_vanilla.attention
 from mla_core.stages import attend
 from tests.support import World
 
@@ -23,10 +24,36 @@ def scale_one_percent_off(world: World) -> AbstractContextManager[object]:
     return patch.object(world.layer, "softmax_scale", 1.01 * world.layer.softmax_scale)
 
 
-def mask_one_too_wide(world: World) -> AbstractContextManager[object]:
-    """Every masked row sees one token of the future."""
-    honest = mla_vanilla.attention._mask
-    return patch.object(mla_vanilla.attention, "_mask", lambda visible, keys: honest(visible + 1, keys))
+@contextmanager
+def mask_one_too_wide(world: World) -> Iterator[None]:
+    """Every causal row but a request's last sees one token of the future."""
+    backends = {
+        world.layer.kernels.mqa,
+        *filter(None, (world.layer.kernels.mha, world.layer.kernels.mqa_prefill)),
+    }
+    with ExitStack() as stack:
+        for backend in backends:
+            for kernel in ("mha", "mqa"):
+                honest = getattr(backend, kernel)
+                stack.enter_context(patch.object(backend, kernel, partial(_look_ahead, honest)))
+        yield
+
+
+def _look_ahead(honest: Callable[..., None], query: Tensor, *others: Any) -> None:
+    """Compute each row in the place of the next one of its request, where the mask allows one key more."""
+    *given, segments, scale, out, lse = others
+    honest(query, *others)
+    if not segments.causal:
+        return
+    rows = torch.arange(len(query))
+    first = torch.tensor([0, *accumulate(segments.query_lens)])
+    moved = query[torch.where(torch.isin(rows, first), rows, rows - 1)]
+    ahead, ahead_lse = torch.empty_like(out), None if lse is None else torch.empty_like(lse)
+    honest(moved, *given, segments, scale, ahead, ahead_lse)
+    early = rows[~torch.isin(rows + 1, first)]
+    out[early] = ahead[early + 1]
+    if lse is not None:
+        lse[early] = ahead_lse[early + 1]
 
 
 def newest_key_lost(world: World) -> AbstractContextManager[object]:
