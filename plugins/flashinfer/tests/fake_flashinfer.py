@@ -123,13 +123,14 @@ class PagedWrapper:
         assert len(query) == sum(self.queries)
         assert lse is None or lse.is_contiguous()
         _check_vectors(query, kv_cache, out)
-        latent, page_size = self.planned["head_dim_ckv"], self.planned["page_size"]
+        assert kv_cache.shape[1] == self.planned["page_size"]
+        latent = self.planned["head_dim_ckv"]
         for b, start in enumerate(self.staged["qo_indptr"][:-1].tolist()):
             rows = slice(start, int(self.staged["qo_indptr"][b + 1]))
             first, last = self.staged["kv_indptr"][b : b + 2].tolist()
             length = int(self.staged["kv_len_arr"][b])
             pages = self.staged["kv_indices"][first:last].long()
-            keys = kv_cache[pages].reshape(len(pages) * page_size, -1)[:length].float() * (ckv_scale or 1.0)
+            keys = kv_cache[pages].flatten(0, 1)[:length].float() * (ckv_scale or 1.0)
             key_SHX = keys.unsqueeze(1).expand(-1, query.shape[1], -1)
             got, base2 = attention(
                 query[rows], key_SHX, key_SHX[..., :latent], self.planned["causal"], self.planned["sm_scale"]
