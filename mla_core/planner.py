@@ -35,7 +35,7 @@ def prepare(layer: MLA, batch: Batch, cache: LatentCache | CachePool, *, graph: 
     Raises CacheError when the cache does not fit the layer or a page id lies outside it, BatchError when a
     graph step has requests that are not decode.
     """
-    step = plan(layer, batch, cache, graph=graph)
+    step = plan(layer, _own(batch) if graph else batch, cache, graph=graph)
     for part in step.parts:
         for segments in part.every_segments():
             _prepare_backend(layer, part.kernel, segments, cache.geometry)
@@ -51,6 +51,17 @@ def refresh(layer: MLA, step: Step, batch: Batch) -> None:
     for part in step.parts:
         for segments in part.every_segments():
             _prepare_backend(layer, part.kernel, segments, step.cache.geometry)
+
+
+def _own(batch: Batch) -> Batch:
+    """A copy that `refresh` may write into; the caller's batch stays as it is."""
+    return Batch(
+        query_start_loc=batch.query_start_loc.clone(),
+        seq_lens=batch.seq_lens.clone(),
+        block_table=batch.block_table.clone(),
+        slot_mapping=batch.slot_mapping.clone(),
+        positions=batch.positions.clone(),
+    )
 
 
 def _prepare_backend(

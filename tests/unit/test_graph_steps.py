@@ -113,6 +113,17 @@ def test_a_refreshed_step_gives_the_numbers_of_an_ordinary_one_and_moves_no_tens
     assert step.parts[0].segments.meta.data_ptr() == meta
 
 
+def test_refreshing_writes_into_no_batch_of_the_caller() -> None:
+    layer, table = graph_layer(), torch.arange(12, dtype=torch.int32).view(3, 4)
+    first, second = batch([1, 1], [2, 3], table), batch([2], [5], table)
+    before = [[x.clone() for x in tensors(each)] for each in (first, second)]
+    step = layer.prepare(first, layer.new_cache(PAGES, PAGE), graph=True)
+    layer.refresh(step, second)
+    for each, values in zip((first, second), before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(tensors(each), values, strict=True))
+    assert first.query_lens == (1, 1, 0)
+
+
 def test_a_step_that_is_not_refreshed_gives_other_numbers() -> None:
     world = World()
     step = world.layer.prepare(batch([2, 1], [3, 7], world.table), world.caches[0], graph=True)
