@@ -37,6 +37,13 @@ def test_two_models_of_one_shape_keep_their_own_weights_and_caches():
     assert worlds[1].layer.weights_version == 1
 
 
+def test_another_models_weights_are_noticed():
+    weights = [random_weights(tiny_config(), seed) for seed in (0, 1)]
+    world = World(build(tiny_config(), weights[0]), [9], weights=weights[0])
+    world.layer = build(tiny_config(), weights[1])
+    assert world.error([(0, 9)]) > 0.1
+
+
 def test_every_layer_has_a_backend_instance_of_its_own():
     with registered("counting", Counting):
         first, second = (build(tiny_config(), backend="counting") for _ in range(2))

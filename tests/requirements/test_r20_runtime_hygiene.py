@@ -72,6 +72,27 @@ def test_hidden_states_and_all_metadata_may_be_strided_views(scenario, view, mon
     assert world.errors(SCENARIOS[scenario].steps) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("name", ["hidden", "slot_mapping", "positions", "block_table"])
+def test_a_misread_view_is_noticed(name, monkeypatch):
+    """What a kernel would see that ignored a stride: each value twice, half of them never."""
+    world = SCENARIOS["cached_prefix"].world(tiny_config())
+    hidden, batch = world.hidden, world.batch
+
+    def misread(x: Tensor) -> Tensor:
+        return x.flatten().repeat_interleave(2)[: x.numel()].view(x.shape)
+
+    def misread_field(*arguments: Any) -> Batch:
+        honest = batch(*arguments)
+        fields = {field: getattr(honest, field) for field in FIELDS}
+        return Batch(**fields | {name: misread(fields[name])})
+
+    if name == "hidden":
+        monkeypatch.setattr(world, "hidden", lambda *arguments: misread(hidden(*arguments)))
+    else:
+        monkeypatch.setattr(world, "batch", misread_field)
+    assert world.errors(SCENARIOS["cached_prefix"].steps) > 1e-2
+
+
 @pytest.mark.parametrize("view", ["every_second", "inside_larger"])
 def test_the_views_of_these_tests_are_views_and_hold_the_same_values(view):
     x = torch.arange(6).reshape(2, 3)
