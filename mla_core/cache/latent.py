@@ -146,13 +146,28 @@ class LatentCache:
         self, block_table: Tensor, length: int, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of one request (block_table: its row of page ids): (latent_SL,
-        k_rope_SR).
+        k_rope_SR). Raises CacheError when the row is too short or names a page that does not exist.
         """
         where = torch.arange(length, device=self.data.device)
-        pages = block_table.to(self.data.device).long().reshape(-1)[where // self.page_size]
+        pages = self._pages(block_table, length)[where // self.page_size]
         return self.read_targets(
             SlotTargets.at(pages, where % self.page_size, self.page_size), dtype or self._value_dtype()
         )
+
+    def _pages(self, block_table: Tensor, length: int) -> Tensor:
+        """The page ids that `length` tokens need; what the row holds beyond them does not matter."""
+        needed = -(-length // self.page_size)
+        pages = block_table.to(self.data.device).long().reshape(-1)[:needed]
+        if pages.numel() < needed:
+            raise CacheError(
+                f"{length} tokens need {needed} pages of {self.page_size}, but the row has {pages.numel()}"
+            )
+        wrong = pages[(pages < 0) | (pages >= self.num_pages)]
+        if wrong.numel():
+            raise CacheError(
+                f"page {int(wrong[0])} is outside the cache, which has pages 0 to {self.num_pages - 1}"
+            )
+        return pages
 
     def read_targets(self, targets: SlotTargets, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Decoded rows at (page, offset): (latent_SL, k_rope_SR) of `dtype`."""

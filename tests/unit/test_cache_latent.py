@@ -55,6 +55,23 @@ def test_a_read_may_ask_for_another_dtype():
     assert (latent_SL.dtype, k_rope_SR.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
+@pytest.mark.parametrize("page", [-1, 4, 2**40])
+def test_reading_a_page_that_does_not_exist_is_refused(page):
+    with pytest.raises(CacheError, match=f"page {page} is outside the cache, which has pages 0 to 3"):
+        cache_of().read(torch.tensor([0, page]), 4)
+
+
+def test_reading_beyond_the_row_of_pages_is_refused_with_both_counts():
+    with pytest.raises(CacheError, match="7 tokens need 3 pages of 3, but the row has 2"):
+        cache_of().read(torch.tensor([0, 1]), 7)
+
+
+def test_entries_beyond_the_pages_that_are_read_may_be_anything():
+    cache = cache_of()
+    cache.write(torch.tensor([6]), *rows(1))
+    assert torch.equal(cache.read(torch.tensor([2, -1, 2**40]), 1)[0], rows(1)[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_slots_split_into_page_and_offset_and_leave_out_minus_one(dtype):
     targets = SlotTargets.split(torch.tensor([7, -1, 0, 11], dtype=dtype), cache_of().geometry)
