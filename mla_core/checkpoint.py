@@ -1,12 +1,12 @@
-"""Hugging Face style checkpoints: config.json beside *.safetensors files, one or sharded by an index.
+"""Checkpoints in safetensors, one file or sharded by an index, beside config.json or Mistral's params.json.
 
-Only what is asked for is read. Names of tensors are the checkpoint's own; `attention` drops their prefix.
+Only what is asked for is read. `attention` gives tensors their Hugging Face names, whatever the checkpoint
+calls them; everywhere else names are the checkpoint's own.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +17,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mla_core.checkpoint_names import AttentionPlace, find_place
 from mla_core.checkpoint_writer import INDEX, Progress, write_checkpoint
 from mla_core.config import MLAConfig
+from mla_core.config_hf import config_file, text_part
+from mla_core.config_layers import decoder_layers
+from mla_core.config_native import as_hf
 from mla_core.errors import CheckpointError
 
 __all__ = ["AttentionPlace", "Checkpoint", "Progress", "open_checkpoint", "write_checkpoint"]
 
-# Every MLA attention has this weight, whatever its prefix: model., language_model.model., ...
-_MARK = re.compile(
-    r"(?P<stem>(?:.*\.)?)layers\.(?P<layer>\d+)\.(?P<module>\w+)\.(?:(?P<part>\d+)\.)?kv_a_proj_with_mqa\.weight"
-)
+# Mistral's native files, which may lie beside the same weights under Hugging Face's names.
+_NATIVE_INDEX, _NATIVE_FILES = "consolidated.safetensors.index.json", "consolidated"
 
 
 def _ignore(_: int) -> None:
@@ -34,47 +36,14 @@ def _ignore(_: int) -> None:
 
 
 @dataclass(frozen=True)
-class AttentionPlace:
-    """Where one attention lies in a checkpoint; `part` tells the attentions of one decoder layer apart."""
-
-    stem: str
-    layer: int
-    module: str
-    part: int | None = None
-
-    @classmethod
-    def of(cls, mark: re.Match[str]) -> AttentionPlace:
-        """The place that a matched tensor name gives away."""
-        part = None if mark["part"] is None else int(mark["part"])
-        return cls(mark["stem"], int(mark["layer"]), mark["module"], part)
-
-    @property
-    def prefix(self) -> str:
-        """What its tensors' names start with, "model.layers.0.self_attn." for example."""
-        return f"{self.stem}layers.{self.layer}.{self.module}.{self._part}"
-
-    @property
-    def input_norm(self) -> str:
-        """Name of the norm in front of it."""
-        return f"{self.stem}layers.{self.layer}.input_layernorm.{self._part}weight"
-
-    @property
-    def embedding(self) -> str:
-        """Name of the model's token embedding."""
-        return f"{self.stem}embed_tokens.weight"
-
-    @property
-    def _part(self) -> str:
-        return "" if self.part is None else f"{self.part}."
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: its config and which file holds which tensor; tensors are read when asked for."""
 
     directory: Path
+    # Under Hugging Face's keys.
     hf_config: Mapping[str, Any]
     files: Mapping[str, str]
+    index: str = INDEX
 
     @cached_property
     def config(self) -> MLAConfig:
@@ -83,10 +52,26 @@ class Checkpoint:
 
     @cached_property
     def layers(self) -> Mapping[int, AttentionPlace]:
-        """Layer index to attention, in order; a decoder layer with two attentions counts twice."""
-        marks = [mark for name in self.files if (mark := _MARK.fullmatch(name)) is not None]
-        found = [AttentionPlace.of(mark) for mark in marks]
-        # A multimodal model may hold more than one stack of layers; ours is the tall one.
+        """Layer index to attention, in order; a decoder layer with two attentions counts twice.
+
+        Layers beyond the model's own, which predict further tokens, are `extra_layers`.
+        """
+        last = self._decoder_layers
+        return {i: place for i, place in self._places.items() if last is None or place.layer < last}
+
+    @cached_property
+    def extra_layers(self) -> Mapping[int, AttentionPlace]:
+        """Attentions of layers beyond the model's own, by the same count as `layers`."""
+        return {index: place for index, place in self._places.items() if index not in self.layers}
+
+    @cached_property
+    def _decoder_layers(self) -> int | None:
+        return decoder_layers(text_part(self.hf_config))
+
+    @cached_property
+    def _places(self) -> Mapping[int, AttentionPlace]:
+        found = [place for name in self.files if (place := find_place(name)) is not None]
+        # A model may hold more than one stack of layers, a draft's or a vision tower's; ours is the tall one.
         stems = [place.stem for place in found]
         tallest = max(stems, key=stems.count, default="")
         places = [place for place in found if place.stem == tallest]
@@ -108,18 +93,54 @@ class Checkpoint:
 
     def place(self, layer: int) -> AttentionPlace:
         """Where the attention of one layer lies. Raises CheckpointError when it has none."""
-        if layer not in self.layers:
-            has = ", ".join(map(str, self.layers)) or "none"
+        if layer not in self._places:
+            has = ", ".join(map(str, self._places)) or "none"
             raise CheckpointError(
                 f"{self.directory} has no MLA attention of layer {layer}; it has layers: {has}"
             )
-        return self.layers[layer]
+        return self._places[layer]
+
+    def tensor_names(self, layer: int) -> dict[str, str]:
+        """Hugging Face name, without prefix, to the checkpoint's own name of every tensor of one attention.
+
+        Raises CheckpointError when two tensors would have the same name.
+        """
+        place = self.place(layer)
+        found: dict[str, str] = {}
+        for name in self._names_by_prefix[place.prefix]:
+            translated = place.naming.to_hf(name.removeprefix(place.prefix))
+            if translated in found:
+                raise CheckpointError(
+                    f"{self.directory} has both {found[translated]} and {name}, which are {translated}"
+                )
+            found[translated] = name
+        return found
+
+    @cached_property
+    def _names_by_prefix(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {place.prefix: [] for place in self._places.values()}
+        for name in self.files:
+            for prefix in _prefixes(name):
+                if prefix in found:
+                    found[prefix].append(name)
+        return found
 
     def attention(self, layer: int, progress: Progress = _ignore) -> dict[str, Tensor]:
-        """All tensors of one layer's attention, by name without prefix, in memory and as stored."""
-        prefix = self.place(layer).prefix
-        wanted = [name for name in self.files if name.startswith(prefix)]
-        return {name.removeprefix(prefix): value for name, value in self.read(wanted, progress).items()}
+        """All tensors of one layer's attention, by Hugging Face name without prefix, as stored."""
+        names = self.tensor_names(layer)
+        values = self.read(names.values(), progress)
+        return {translated: values[name] for translated, name in names.items()}
+
+    def headers(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These tensors as their files' headers describe them: on the device "meta", without values."""
+        found: dict[str, Tensor] = {}
+        for file, inside in self._by_file(names).items():
+            with self._open(file) as shard:
+                for name in inside:
+                    header = self._slice(shard, file, name)
+                    dtype = _dtype(self.directory / file, name, header.get_dtype())
+                    found[name] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
+        return found
 
     def read(self, names: Iterable[str], progress: Progress = _ignore) -> dict[str, Tensor]:
         """These tensors, in memory. Raises CheckpointError for one that is not there or cannot be read."""
@@ -155,7 +176,7 @@ class Checkpoint:
         if not path.is_file():
             names = [name for name, where in self.files.items() if where == file]
             raise CheckpointError(
-                f"{path} is missing; {INDEX} says that it holds {names[0]} and {len(names) - 1} more"
+                f"{path} is missing; {self.index} says that it holds {names[0]} and {len(names) - 1} more"
             )
         return _safe_open(path)
 
@@ -172,7 +193,9 @@ class Checkpoint:
             raise self._absent(file, name) from error
 
     def _absent(self, file: str, name: str) -> CheckpointError:
-        return CheckpointError(f"{self.directory / file} does not hold {name}, which {INDEX} says it does")
+        return CheckpointError(
+            f"{self.directory / file} does not hold {name}, which {self.index} says it does"
+        )
 
 
 def open_checkpoint(directory: Path | str) -> Checkpoint:
@@ -182,17 +205,28 @@ def open_checkpoint(directory: Path | str) -> Checkpoint:
         raise CheckpointError(
             f"{folder} is not a directory; give one that holds config.json and *.safetensors files"
         )
-    config = folder / "config.json"
+    config = config_file(folder)
     if not config.is_file():
         raise CheckpointError(f"{folder} has no config.json; it has {_contents(folder)}")
-    return Checkpoint(folder, _json_object(config), _files(folder))
+    hf_config = as_hf(_json_object(config))
+    return Checkpoint(folder, hf_config, *_files(folder))
 
 
-def _files(folder: Path) -> dict[str, str]:
-    """Tensor name to file name."""
-    index = folder / INDEX
-    if not index.is_file():
-        return _files_without_index(folder)
+def _prefixes(name: str) -> list[str]:
+    """Everything that a tensor's name starts with, up to each of its dots."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) + "." for count in range(1, len(parts))]
+
+
+def _files(folder: Path) -> tuple[dict[str, str], str]:
+    """Tensor name to file name, and the name of the index that says so."""
+    for name in (INDEX, _NATIVE_INDEX):
+        if (folder / name).is_file():
+            return _indexed(folder / name), name
+    return _files_without_index(folder), INDEX
+
+
+def _indexed(index: Path) -> dict[str, str]:
     files = _json_object(index).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{index} has no weight_map, the object from tensor names to file names")
@@ -205,15 +239,48 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _files_without_index(folder: Path) -> dict[str, str]:
+    paths = sorted(folder.glob("*.safetensors"))
+    # Both kinds hold the whole model.
+    paths = [path for path in paths if not path.name.startswith(_NATIVE_FILES)] or paths
     files: dict[str, str] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in paths:
         with _safe_open(path) as shard:
-            files |= dict.fromkeys(shard.keys(), path.name)
+            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+                if name in files:
+                    raise CheckpointError(
+                        f"{name} is in both {files[name]} and {path.name} of {folder}; parts that were split "
+                        "for tensor parallelism cannot be put together, give the whole model"
+                    )
+                files[name] = path.name
     if not files:
         raise CheckpointError(
             f"{folder} has no tensors in *.safetensors, the only format read; it has {_contents(folder)}"
         )
     return files
+
+
+# As the safetensors format spells them.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def _dtype(file: Path, name: str, spelled: str) -> torch.dtype:
+    if spelled not in _DTYPES:
+        raise CheckpointError(f"{name} in {file} is {spelled}; known types: {', '.join(_DTYPES)}")
+    return _DTYPES[spelled]
 
 
 def _safe_open(path: Path) -> Any:

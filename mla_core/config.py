@@ -106,6 +106,8 @@ class MLAConfig(_Record):
     qk_rope_head_dim: Annotated[int, Field(ge=0)]
     v_head_dim: Positive
     num_layers: Positive = 1
+    # Layers that are MLA, in a model that mixes attentions; None: all of them.
+    mla_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     max_position_embeddings: Positive = 163840
     rope: RopeConfig = RopeConfig()
     # Epsilon of the q_a and kv_a norms; it is not the model's rms_norm_eps, docs/models.md says why.
@@ -131,6 +133,9 @@ class MLAConfig(_Record):
     def _check(self) -> MLAConfig:
         if self.qk_rope_head_dim % 2 and self.rope.style != "none":
             raise ValueError(f"qk_rope_head_dim must be even to rotate in pairs, got {self.qk_rope_head_dim}")
+        beyond = [layer for layer in self.mla_layers or () if layer >= self.num_layers]
+        if beyond:
+            raise ValueError(f"mla_layers names layer {beyond[0]}, but num_layers is {self.num_layers}")
         if isinstance(self.rope.scaling, LongRope):
             pairs = self.qk_rope_head_dim // 2
             for name in ("short_factor", "long_factor"):
@@ -149,6 +154,11 @@ class MLAConfig(_Record):
     def latent_width(self) -> int:
         """L + R: values cached per token, and width of an absorbed query."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that are MLA."""
+        return tuple(range(self.num_layers)) if self.mla_layers is None else self.mla_layers
 
     @property
     def has_output_bias(self) -> bool:

@@ -35,6 +35,9 @@ class Family:
     default_rope: Mapping[str, Any] | None = None
     layers_key: str = "num_hidden_layers"
     attentions_per_layer: int = 1
+    # In a hybrid, the last layer of every group of this many is MLA and the others are not, where the config
+    # gives neither layer_types nor layer_group_size; None: all layers are MLA.
+    layer_group_size: int | None = None
     # An absent q_lora_rank means none, as in the family's config class; elsewhere it must be spelled out.
     query_lora_optional: bool = False
     # v_head_dim when absent: hidden_size // num_attention_heads.
@@ -96,7 +99,11 @@ FAMILIES: Mapping[str, Family] = {
         gate_key="mla_use_output_gate",
     ),
     "bailing_hybrid": Family(
-        style_from_config=False, theta=6e6, query_lora_optional=True, gate=GateConfig(kind="per_head")
+        style_from_config=False,
+        theta=6e6,
+        layer_group_size=6,
+        query_lora_optional=True,
+        gate=GateConfig(kind="per_head"),
     ),
     "axk1": _DEEPSEEK_V3,
     "sarvam_mla": Family(query_lora_optional=True),
@@ -134,7 +141,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("use_qkv_bias", (None, False), "a bias on q_b_proj or kv_b_proj is not supported"),
 )
 
-# Entries of layer_types that are MLA, or are not attention layers of ours to judge.
-LAYER_TYPES = frozenset(
-    {"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", "linear_attention"}
-)
+# Entries of layer_types: layers that are MLA, and layers that are not ours to judge.
+MLA_LAYER_TYPES = frozenset({"full_attention", "attention", "indexed_attention", "deepseek_sparse_attention"})
+OTHER_LAYER_TYPES = frozenset({"linear_attention"})

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mla_core.config import GateConfig, IndexerConfig, MLAConfig
-from mla_core.config_families import FAMILIES, LAYER_TYPES, REFUSALS, SHELLS, UNSUPPORTED, Family
+from mla_core.config_families import FAMILIES, REFUSALS, SHELLS, UNSUPPORTED, Family
+from mla_core.config_layers import read_lengths
+from mla_core.config_native import as_hf
 from mla_core.config_presets import PRESETS
 from mla_core.config_rope import read_query_scaling, read_rope
 from mla_core.config_values import did_you_mean, missing, positive, unsupported, whole
@@ -46,16 +48,19 @@ def preset_names() -> list[str]:
 
 
 def from_hf(source: Any) -> MLAConfig:
-    """Read a directory, a config.json path, a mapping, or an object with to_dict(); raises ConfigError."""
-    whole_config = _load(source)
-    raw = _text_part(whole_config)
+    """Read a directory, a config.json path, a mapping, or an object with to_dict(); raises ConfigError.
+
+    Native files of Mistral (params.json) and DeepSeek's inference code are read too.
+    """
+    whole_config = as_hf(_load(source))
+    raw = text_part(whole_config)
     family = _family(raw)
     _refuse(raw, family)
     nope, rope = whole(raw, "qk_nope_head_dim"), whole(raw, "qk_rope_head_dim")
     return MLAConfig(
         **_dims(raw, family),
         **_scales(raw, family),
-        **_lengths(raw, family),
+        **read_lengths(raw, family),
         model_type=raw["model_type"],
         rope=read_rope(raw, family, nope, rope),
         attention_bias=bool(raw.get("attention_bias", False)),
@@ -80,7 +85,7 @@ def _load(source: Any) -> Mapping[str, Any]:
 
 
 def _load_file(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = config_file(path) if path.is_dir() else path
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -96,14 +101,22 @@ def _load_file(path: Path) -> Mapping[str, Any]:
     return raw
 
 
-def _text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a multimodal config, or the config itself."""
+def config_file(folder: Path) -> Path:
+    """A directory's config.json, or Mistral's params.json where that is all there is."""
+    native = folder / "params.json"
+    return native if native.is_file() and not (folder / "config.json").is_file() else folder / "config.json"
+
+
+def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal config, or the config itself; raises ConfigError for a model
+    that is refused by its type.
+    """
     _refuse_type(raw)
-    text = raw.get("text_config")
+    text = raw.get("text_config") or raw.get("language_config")
     if not isinstance(text, Mapping) or "kv_lora_rank" in raw:
         return raw
     inherited = SHELLS.get(str(raw.get("model_type")))
-    return _text_part({"model_type": inherited, **text} if inherited else text)
+    return text_part({"model_type": inherited, **text} if inherited else text)
 
 
 def _refuse_type(raw: Mapping[str, Any]) -> None:
@@ -129,8 +142,6 @@ def _refuse(raw: Mapping[str, Any], family: Family) -> None:
         if raw.get(rule.key) not in rule.allowed:
             wanted = " or ".join("absent" if value is None else repr(value) for value in rule.allowed)
             raise unsupported(rule.key, raw[rule.key], wanted, rule.because)
-    for layer_type in sorted(set(raw.get("layer_types") or ()) - LAYER_TYPES):
-        raise unsupported("layer_types", layer_type, ", ".join(sorted(LAYER_TYPES)))
     if family.gate is None and raw.get("mla_use_output_gate"):
         raise unsupported("mla_use_output_gate", True, f"absent or false for {raw['model_type']}")
     for key in () if family.lora_scale_keys else ("mla_scale_q_lora", "mla_scale_kv_lora"):
@@ -178,17 +189,6 @@ def _scales(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     query = math.sqrt(hidden / positive(raw, "q_lora_rank")) if raw.get(query_key, True) else 1.0
     latent = math.sqrt(hidden / positive(raw, "kv_lora_rank")) if raw.get(latent_key, True) else 1.0
     return {"query_scale": query, "latent_scale": latent}
-
-
-def _lengths(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Fields that do not change the mathematics keep MLAConfig's default when the config leaves them out."""
-    lengths: dict[str, Any] = {}
-    if raw.get(family.layers_key) is not None:
-        lengths["num_layers"] = positive(raw, family.layers_key) * family.attentions_per_layer
-    for key in ("max_position_embeddings", "model_max_length"):
-        if raw.get(key) is not None:
-            lengths.setdefault("max_position_embeddings", positive(raw, key))
-    return lengths
 
 
 _QUANTISATION = "quantization_config"

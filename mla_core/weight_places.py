@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from mla_core.config import MLAConfig
 from mla_core.projections import Linear, QuantisedLinear, SplitUp
 from mla_core.quant.weight import QuantisedWeight
 
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["Place", "destination", "install", "make_dense", "places"]
+__all__ = ["Place", "destination", "install", "make_dense", "places", "places_of"]
 
 _FUSED = ("q_a_proj", "kv_a_proj_with_mqa")
 
@@ -48,7 +49,11 @@ class Place:
 
 def places(layer: MLA) -> dict[str, Place]:
     """Every tensor the layer needs, by checkpoint name."""
-    config = layer.config
+    return places_of(layer.config)
+
+
+def places_of(config: MLAConfig) -> dict[str, Place]:
+    """Every tensor that a layer of this config needs, by checkpoint name."""
     width, heads, lora = config.hidden_size, config.num_heads, config.q_lora_rank
     found: dict[str, Place] = {}
 

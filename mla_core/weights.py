@@ -21,7 +21,7 @@ from mla_core.weights_quantised import collect
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["LoadReport", "expected_shapes", "load_hf", "refresh_derived"]
+__all__ = ["LoadReport", "expected_shapes", "is_ignored", "load_hf", "refresh_derived"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def load_hf(layer: MLA, state_dict: Mapping[str, Tensor], prefix: str, *, partia
     found = collect(wanted, given, taken, layer.config.weight_block)
     dense = {name: given[name] for name in wanted if name in given and name not in found.names}
     surplus = given.keys() - wanted.keys() - taken - found.names
-    ignored = {name for name in surplus if _is_ignored(name)}
+    ignored = {name for name in surplus if is_ignored(name)}
     problems = [f"unexpected {name} {list(given[name].shape)}" for name in sorted(surplus - ignored)]
     if not partial:
         absent = wanted.keys() - dense.keys() - found.weights.keys() - found.broken
@@ -108,7 +108,8 @@ def _misshapen(values: Mapping[str, Tensor], wanted: Mapping[str, Place]) -> lis
     ]
 
 
-def _is_ignored(name: str) -> bool:
+def is_ignored(name: str) -> bool:
+    """Is a tensor that the layer does not need no reason to refuse the rest?"""
     return name.startswith(_IGNORED) or name.rpartition(".")[2] in _CACHE_SCALES
 
 

@@ -69,8 +69,9 @@ class Runner:
         """The layers, planned but without weights."""
         options = self.options
         config = MLAConfig.preset(options.model or "") if opened is None else opened.config
-        known = list(range(config.num_layers) if opened is None else opened.layers)
-        indices = known[:1] if options.layers is None else options.layers
+        own = config.attention_layers if opened is None else tuple(opened.layers)
+        known = own if opened is None else (*own, *opened.extra_layers)
+        indices = own[:1] if options.layers is None else options.layers
         for index in indices:
             if index not in known:
                 raise ConfigError(f"there is no MLA layer {index}; layers: {', '.join(map(str, known))}")

@@ -12,7 +12,6 @@ from mla_core.errors import ConfigError
 SAME = {
     "longcat_flash": "longcat-flash",
     "mistral4": "mistral-small-4",
-    "kimi_linear": "kimi-linear",
     "bailing_hybrid": "ling-3.0-flash",
 }
 SAME_BUT_ROPE = {
@@ -46,6 +45,14 @@ def test_a_config_class_without_a_rope_block_differs_from_the_preset_in_rope_onl
     assert read.rope.scaling is None
     assert read.rope.style == expected.rope.style
     assert read.model_copy(update={"rope": expected.rope}) == expected
+
+
+def test_kimi_linears_config_class_differs_from_the_checkpoint_in_which_layers_are_mla():
+    """The class's default is every fourth layer; the checkpoint has its own list, with the last layer too."""
+    read, expected = MLAConfig.from_hf(AutoConfig.for_model("kimi_linear")), MLAConfig.preset("kimi-linear")
+    assert read.mla_layers == (4, 8, 12, 16, 20, 24)
+    assert expected.mla_layers == (3, 7, 11, 15, 19, 23, 26)
+    assert read.model_copy(update={"mla_layers": expected.mla_layers}) == expected
 
 
 def test_a_multimodal_config_object_reads_through_its_text_config():

@@ -25,6 +25,8 @@ INTERNAL = {
         "admission",
         "bind",
         "candidates",
+        "checkpoint_names",
+        "checkpoint_weights",
         "checkpoint_writer",
         "chunks",
         "config_hf",
