@@ -6,6 +6,7 @@ Legend: S rows, H heads of this rank, N nope, L latent, V value.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,18 @@ class QuantisedLinear(nn.Module):
 
         return super()._apply(move, recurse)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """8-bit floats travel as bytes: torch 2.13 pickles them, but cannot read them back."""
+        kept = {
+            name: None if value is None else (_viewed(value, torch.uint8), value.dtype)
+            for name, value in self._parameters.items()
+        }
+        return self.__dict__ | {"_parameters": kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kept = {name: None if pair is None else _viewed(*pair) for name, pair in state["_parameters"].items()}
+        super().__setstate__(state | {"_parameters": kept})
+
 
 class SplitUp(nn.Module):
     """kv_b_proj as W_uk [H, L, N] and W_uv [H, V, L] alone: what a quantised one becomes.
@@ -133,6 +146,11 @@ def _product(x: Tensor, weights: Tensor) -> Tensor:
 def _owned(tensor: Tensor, device: torch.device) -> nn.Parameter:
     copy = tensor.detach().to(device, copy=True, memory_format=torch.contiguous_format)
     return nn.Parameter(copy, requires_grad=False)
+
+
+def _viewed(tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:
+    """One-byte values as another one-byte type; wider ones as they are."""
+    return nn.Parameter(tensor.view(dtype) if tensor.itemsize == 1 else tensor, requires_grad=False)
 
 
 def _description(weight: QuantisedWeight) -> dict[str, tuple[torch.Size, torch.dtype] | None]:
