@@ -6,7 +6,7 @@ Imports inside commands keep the others quick: listing plugins must not wait for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -117,6 +117,49 @@ def explain(
         except NoBackendFits as refusal:
             print_json(refusal_json(refusal))
             raise typer.Exit(USAGE) from refusal
+
+
+@app.command(
+    epilog=parameter.examples(
+        "mla inspect path/to/checkpoint",
+        "mla inspect path/to/checkpoint --device cuda:sm_90a --cache fp8_ds_mla --json",
+    )
+)
+def inspect(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Directory with config.json or params.json, and *.safetensors files.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; default: this machine's.")
+    ] = None,
+    cache: parameter.Cache = "auto",
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        typer.Option(help="What a layer would compute in; default: what the checkpoint says."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Ranks that share the heads.")] = 1,
+    as_json: parameter.Json = False,
+    debug: parameter.Debug = False,
+) -> None:
+    """Show what a checkpoint's attention is: dims, quantisation, cache sizes, and who could serve it.
+
+    Reads the headers of its files only. Exit code 1: its weights do not fit its config.
+    """
+    from mla_core.cli.inspect_options import InspectOptions
+    from mla_core.registry import default
+
+    with reporting(debug):
+        # The torch wall: quantised formats and cache layouts are tensor rooms.
+        from mla_core.cli import inspect_checkpoint, inspect_report
+
+        options = InspectOptions(checkpoint, device, dtype, cache, tp)
+        found = inspect_checkpoint.inspect(options, default())
+        if as_json:
+            print_json(inspect_report.inspection_json(found))
+        else:
+            typer.echo("\n".join(inspect_report.inspection_lines(found)))
+    if found.problems:
+        raise typer.Exit(FAILED)
 
 
 @app.command(epilog=parameter.examples("mla doctor", "mla doctor --json"))

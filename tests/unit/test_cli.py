@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from mla_core.cli.app import app
 from mla_core.errors import ConfigError
 
-COMMANDS = ("run", "list", "show", "explain", "doctor")
+COMMANDS = ("run", "list", "show", "explain", "inspect", "doctor")
 # Reports on stderr, so that the command's own output stays what a user sees.
 REPORTING = """
 import atexit, sys
