@@ -158,6 +158,23 @@ def test_another_shape_gets_another_plan_in_graph_mode(build):
     assert len({id(plan.launches[0][1]) for plan in plans}) == 3
 
 
+def test_absorbed_prefill_is_planned_afresh_in_graph_mode_too(build):
+    backend, call = build(options={"graph": True}), Paged((9, 7), (9, 8))
+    plans = [backend.prepare("mqa_prefill", call.segments(), call.cache.geometry) for _ in range(2)]
+    assert plans[0].launches[0][1] is not plans[1].launches[0][1]
+
+
+def test_a_request_without_keys_keeps_its_place_in_a_graph(build):
+    backend = build(options={"graph": True})
+    first, other = Paged((1, 1), (9, 4), seed=1), Paged((1, 1), (8, 0), seed=2)
+    captured = first.segments()
+    captured.meta = backend.prepare("mqa_decode", captured, first.cache.geometry)
+    backend.prepare("mqa_decode", other.segments(), other.cache.geometry)
+    out, lse = other.outputs()
+    backend.mqa(other.q_THX, other.cache, captured, SCALE, out, lse)
+    assert error((out, lse), other.expected()) < TOLERANCE
+
+
 def test_without_graph_mode_every_step_gets_its_own_plan(build):
     backend, call = build(), Paged((1, 1), (9, 4))
     plans = [backend.prepare("mqa_decode", call.segments(), call.cache.geometry) for _ in range(2)]

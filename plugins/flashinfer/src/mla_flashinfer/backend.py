@@ -35,7 +35,7 @@ class FlashInfer:
         """Plan one step; compiles a kernel the first time it is planned in this environment."""
         if isinstance(segments, MhaSegments):
             return self._ragged.plan(segments)
-        return self._paged.plan(segments, geometry)
+        return self._paged.plan(kernel, segments, geometry)
 
     def mha(
         self,

@@ -36,7 +36,7 @@ class _GraphKey:
 
     queries: tuple[int, ...]
     causal: bool
-    page_size: int
+    shape: PagedShape
     launch: int
 
 
@@ -54,21 +54,26 @@ class Paged:
     def __init__(self, engine: str, context: LayerContext, *, graph: bool) -> None:
         self._engine, self._context, self._graph = engine, context, graph
         self._captured: dict[_GraphKey, _Captured] = {}
+        self._shared_workspace: Tensor | None = None
 
-    def plan(self, segments: MqaSegments, geometry: CacheGeometry) -> PagedPlan:
+    def plan(self, kernel: str, segments: MqaSegments, geometry: CacheGeometry) -> PagedPlan:
         """Host work for one step: split requests where FlashInfer must see them split, and plan."""
         shape = self._shape(geometry)
         found = pieces(segments.query_lens, segments.key_lens, causal=segments.causal, heads=shape.heads)
         groups = launches(found, shape.heads)
+        if not groups:
+            return PagedPlan((), shape.scale)
         table = segments.block_table.cpu()
-        workspace = self._workspace(geometry.device) if groups and not self._graph else None
+        # Graphs are captured of decode only; prefills have too many shapes to keep a plan for each.
+        fixed = self._graph and kernel != "mqa_prefill"
+        workspace = self._graph_workspace(geometry.device) if fixed else self._workspace(geometry.device)
         planned = []
         for index, group in enumerate(groups):
             launch = csr(group, table, shape.page_size)
-            if workspace is not None:
-                wrapper = new_paged(self._engine, workspace)
+            if fixed:
+                wrapper = self._at_fixed_addresses(group, launch, segments, workspace, (shape, index))
             else:
-                wrapper = self._at_fixed_addresses(group, launch, segments, geometry, index)
+                wrapper = new_paged(self._engine, workspace)
             plan_paged(wrapper, shape, launch, causal=segments.causal)
             planned.append(wrapper)
         return PagedPlan(tuple(zip(_rows(groups), planned, strict=True)), shape.scale)
@@ -117,28 +122,32 @@ class Paged:
         size = workspace_bytes(memory.multiprocessors(device), self._context.request.latent)
         return memory.scratch(size, device)
 
+    def _graph_workspace(self, device: torch.device) -> Tensor:
+        """One for all captured plans: graphs of one layer never run at the same time."""
+        if self._shared_workspace is None:
+            self._shared_workspace = self._workspace(device)
+        return self._shared_workspace
+
     def _at_fixed_addresses(
         self,
         group: Sequence[Piece],
         launch: Csr,
         segments: MqaSegments,
-        geometry: CacheGeometry,
-        index: int,
+        workspace: Tensor,
+        place: tuple[PagedShape, int],
     ) -> Any:
         """The wrapper whose memory a CUDA graph of this shape has captured; made at the first such step.
 
         Lengths of queries are part of the shape: they decide the size of the captured grid.
         """
-        queries = tuple(piece.queries for piece in group)
-        key = _GraphKey(queries, segments.causal, geometry.page_size, index)
-        needed = launch.kv_indices.numel()
+        key = _GraphKey(tuple(piece.queries for piece in group), segments.causal, *place)
         if key not in self._captured:
             room = max(len(group) * segments.block_table.shape[1], 1)
             fixed = replace(launch, kv_indices=launch.kv_indices.new_zeros(room))
-            buffers = {name: tensor.to(geometry.device, copy=True) for name, tensor in vars(fixed).items()}
-            wrapper = new_paged(self._engine, self._workspace(geometry.device), Csr(**buffers))
-            self._captured[key] = _Captured(wrapper, room)
+            buffers = {name: tensor.to(workspace.device, copy=True) for name, tensor in vars(fixed).items()}
+            self._captured[key] = _Captured(new_paged(self._engine, workspace, Csr(**buffers)), room)
         captured = self._captured[key]
+        needed = launch.kv_indices.numel()
         if needed > captured.room:
             raise ContractError(
                 f"the step reads {needed} pages, but the CUDA graph of its shape was captured with room for "
