@@ -39,9 +39,9 @@ class Naming:
 
     @property
     def pattern(self) -> str:
-        """Matches the name of the mark's weight: stem, layer, module around, part."""
+        """Matches the name of the mark's weight: stem, stack, layer, module around, part."""
         return (
-            rf"(?P<stem>(?:.*\.)?)layers\.(?P<layer>\d+)\.(?P<module>{self.around})\."
+            rf"(?P<stem>(?:.*\.)?)(?P<stack>layers|blocks)\.(?P<layer>\d+)\.(?P<module>{self.around})\."
             rf"(?:(?P<part>\d+)\.)?{self.mark}\.weight(?:_packed)?"
         )
 
@@ -122,16 +122,18 @@ class AttentionPlace:
     module: str
     part: int | None = None
     naming: Naming = HUGGING_FACE
+    # What the list of decoder layers is called.
+    stack: str = "layers"
 
     @property
     def prefix(self) -> str:
         """What its tensors' names start with, "model.layers.0.self_attn." for example."""
-        return f"{self.stem}layers.{self.layer}.{self.module}.{self._part}"
+        return f"{self.stem}{self.stack}.{self.layer}.{self.module}.{self._part}"
 
     @property
     def input_norm(self) -> str:
         """Name of the norm in front of it."""
-        return f"{self.stem}layers.{self.layer}.{self.naming.norm}.{self._part}weight"
+        return f"{self.stem}{self.stack}.{self.layer}.{self.naming.norm}.{self._part}weight"
 
     @property
     def embedding(self) -> str:
@@ -149,5 +151,6 @@ def find_place(name: str) -> AttentionPlace | None:
         found = mark.fullmatch(name)
         if found is not None:
             part = None if found["part"] is None else int(found["part"])
-            return AttentionPlace(found["stem"], int(found["layer"]), found["module"], part, naming)
+            layer = int(found["layer"])
+            return AttentionPlace(found["stem"], layer, found["module"], part, naming, found["stack"])
     return None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 
-__all__ = ["FAMILIES", "Family", "hidden_states", "state_dict"]
+__all__ = ["FAMILIES", "Family", "hidden_states", "plain_rope", "randomise", "state_dict", "yarn_rope"]
 
 _DIMS = {
     "hidden_size": 48,
@@ -35,16 +35,18 @@ _DIMS = {
 }
 
 
-def _yarn(factor: float, original: int, **more: Any) -> dict[str, Any]:
+def yarn_rope(factor: float, original: int, **more: Any) -> dict[str, Any]:
+    """A config's rope block with YaRN."""
     block = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": factor, "beta_fast": 32, "beta_slow": 1}
     return {"rope_parameters": block | {"original_max_position_embeddings": original} | more}
 
 
-def _plain(theta: float) -> dict[str, Any]:
+def plain_rope(theta: float) -> dict[str, Any]:
+    """A config's rope block without scaling."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
-_V3_ROPE = _yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+_V3_ROPE = yarn_rope(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -67,6 +69,8 @@ class Family:
     # The class keeps the first elements of all pairs before the second ones, whatever order it was given.
     splits_pairs: bool = True
     takes_position_ids: bool = False
+    # It caches an indexer's keys too.
+    indexed: bool = False
 
     def config(self, **changes: Any) -> PreTrainedConfig:
         """The transformers config, read-only by convention; changes replace fields."""
@@ -80,7 +84,7 @@ class Family:
         """The attention module with random weights of a size that keeps outputs near 1, and its config."""
         config = self.config(**changes)
         attention = getattr(self._modeling(), self.attention)(config, layer_idx=0)
-        _randomise(attention, seed)
+        randomise(attention, seed)
         return attention.to(dtype).eval(), config
 
     @torch.no_grad()
@@ -95,7 +99,9 @@ class Family:
 
         past None: a fresh cache. positions None: they continue the cache from position 0.
         """
-        cache = DynamicCache() if past is None else past
+        cache = past
+        if cache is None:
+            cache = DynamicCache(config=module.config) if self.indexed else DynamicCache()
         seen, new = cache.get_seq_length(), hidden_TD.shape[0]
         positions_1T = (torch.arange(seen, seen + new) if positions is None else positions)[None]
         arguments: dict[str, Any] = {"attention_mask": _causal(new, seen, hidden_TD.dtype), "cache": cache}
@@ -104,7 +110,8 @@ class Family:
             arguments["position_embeddings"] = rotary(hidden_TD[None], positions_1T)
         if self.takes_position_ids:
             arguments["position_ids"] = positions_1T
-        output, _ = module(hidden_TD[None], **arguments)
+        # An attention with an indexer also returns its selection.
+        output = module(hidden_TD[None], **arguments)[0]
         return output[0], cache
 
     def cached_rows(self, cache: DynamicCache, config: PreTrainedConfig) -> tuple[Tensor, Tensor]:
@@ -135,7 +142,8 @@ def _causal(new: int, seen: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(1, 1, new, seen + new, dtype=dtype).masked_fill(hidden, -math.inf)
 
 
-def _randomise(module: nn.Module, seed: int) -> None:
+def randomise(module: nn.Module, seed: int) -> None:
+    """Weights of a size that keeps outputs near 1, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in module.parameters():
@@ -156,7 +164,7 @@ _ALL = [
         "deepseek_v2",
         "DeepseekV2Attention",
         "DeepseekV2RotaryEmbedding",
-        _yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0),
+        yarn_rope(40.0, 4096, mscale=1.0, mscale_all_dim=1.0),
         splits_pairs=False,
     ),
     Family(
@@ -164,30 +172,34 @@ _ALL = [
         "deepseek_v2",
         "DeepseekV2Attention",
         "DeepseekV2RotaryEmbedding",
-        _yarn(40.0, 4096, mscale=0.707, mscale_all_dim=0.707) | {"q_lora_rank": None},
+        yarn_rope(40.0, 4096, mscale=0.707, mscale_all_dim=0.707) | {"q_lora_rank": None},
         splits_pairs=False,
     ),
     _deepseek_v3("deepseek_v3"),
     _deepseek_v3("deepseek_v3_half_split", rope_interleave=False),
     _deepseek_v3("deepseek_v3_bias", attention_bias=True),
-    _deepseek_v3("deepseek_v3_mixed_mscale", **_yarn(40.0, 4096, mscale=0.5, mscale_all_dim=1.0)),
-    _deepseek_v3("deepseek_v3_mscale_all_dim_only", **_yarn(40.0, 4096, mscale_all_dim=1.0)),
-    _deepseek_v3("deepseek_v3_attention_factor", **_yarn(40.0, 4096, attention_factor=1.2, truncate=False)),
-    _deepseek_v3("kimi_k2", **_yarn(32.0, 4096, mscale=1.0, mscale_all_dim=1.0, rope_theta=5e4, beta_fast=1)),
-    _deepseek_v3("moonlight", q_lora_rank=None, **_plain(5e4)),
+    _deepseek_v3("deepseek_v3_mixed_mscale", **yarn_rope(40.0, 4096, mscale=0.5, mscale_all_dim=1.0)),
+    _deepseek_v3("deepseek_v3_mscale_all_dim_only", **yarn_rope(40.0, 4096, mscale_all_dim=1.0)),
+    _deepseek_v3(
+        "deepseek_v3_attention_factor", **yarn_rope(40.0, 4096, attention_factor=1.2, truncate=False)
+    ),
+    _deepseek_v3(
+        "kimi_k2", **yarn_rope(32.0, 4096, mscale=1.0, mscale_all_dim=1.0, rope_theta=5e4, beta_fast=1)
+    ),
+    _deepseek_v3("moonlight", q_lora_rank=None, **plain_rope(5e4)),
     Family(
         "glm4_moe_lite",
         "glm4_moe_lite",
         "Glm4MoeLiteAttention",
         "Glm4MoeLiteRotaryEmbedding",
-        _plain(1e6) | {"v_head_dim": 40},
+        plain_rope(1e6) | {"v_head_dim": 40},
     ),
     Family(
         "longcat_flash",
         "longcat_flash",
         "LongcatFlashMLA",
         "LongcatFlashRotaryEmbedding",
-        _plain(1e7) | {"num_hidden_layers": 2, "head_dim": 16},
+        plain_rope(1e7) | {"num_hidden_layers": 2, "head_dim": 16},
     ),
     Family(
         "minicpm3",
@@ -202,10 +214,10 @@ _ALL = [
         "mistral4",
         "Mistral4Attention",
         "Mistral4RotaryEmbedding",
-        _yarn(128.0, 8192, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),
+        yarn_rope(128.0, 8192, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),
         takes_position_ids=True,
     ),
-    Family("youtu", "youtu", "YoutuAttention", "YoutuRotaryEmbedding", _plain(1.6e6)),
+    Family("youtu", "youtu", "YoutuAttention", "YoutuRotaryEmbedding", plain_rope(1.6e6)),
     Family(
         "kimi_linear", "kimi_linear", "KimiLinearAttention", None, {"q_lora_rank": None}, splits_pairs=False
     ),
@@ -214,8 +226,8 @@ _ALL = [
         "bailing_hybrid",
         "BailingHybridAttention",
         "BailingHybridRotaryEmbedding",
-        _plain(6e6) | {"q_lora_rank": None},
+        plain_rope(6e6) | {"q_lora_rank": None},
     ),
-    Family("axk1", "axk1", "AXK1Attention", "AXK1RotaryEmbedding", _plain(1e4)),
+    Family("axk1", "axk1", "AXK1Attention", "AXK1RotaryEmbedding", plain_rope(1e4)),
 ]
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}

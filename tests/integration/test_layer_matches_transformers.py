@@ -53,7 +53,7 @@ class Pair:
         """Transformers' outputs: a prefill, then token by token."""
         where = torch.arange(start, start + len(hidden_TD))
         pieces = [slice(0, PREFILL), *(slice(t, t + 1) for t in range(PREFILL, len(hidden_TD)))]
-        cache, outputs = DynamicCache(), []
+        cache, outputs = None, []
         for piece in pieces:
             output, cache = self.family.run(self.module, hidden_TD[piece], cache, where[piece])
             outputs.append(output)
