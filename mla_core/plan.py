@@ -59,6 +59,7 @@ class Plan(_Record):
     # Distribution to version: the chosen plugins and the packages they require.
     versions: dict[str, str] = {}
     rejected: tuple[Rejection, ...] = ()
+    # Cached tokens that prefill may expand at once, and the most memory that this takes (see chunk_bytes).
     workspace_tokens: int | None = None
     workspace_bytes: int | None = None
     # Environment variables that changed the outcome.

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mla_core.candidates import Candidate, Hook, candidates, ranked
 from mla_core.capabilities import Kernel, Requirement, Stage
+from mla_core.chunks import chunk_bytes
 from mla_core.errors import NoBackendFits
 from mla_core.manifest import BackendInfo, PluginInfo
 from mla_core.options import Asked
@@ -72,6 +73,7 @@ def resolve(
         versions=_versions(pair, installed),
         rejected=rejected,
         workspace_tokens=request.workspace_tokens,
+        workspace_bytes=_workspace_bytes(request, pair),
         overrides=_overrides(source, registry),
     )
 
@@ -240,6 +242,13 @@ def _versions(pair: _Pair, installed: Installed) -> dict[str, str]:
 def _overrides(source: SpecSource, registry: Registry) -> dict[str, str]:
     acted = registry.filters()
     return {MLA_BACKEND: registry.environ[MLA_BACKEND], **acted} if source == MLA_BACKEND else acted
+
+
+def _workspace_bytes(request: LayerRequest, pair: _Pair) -> int | None:
+    """Absorbed prefill reads the cache page by page and expands nothing."""
+    if request.workspace_tokens is None:
+        return None
+    return chunk_bytes(request, request.workspace_tokens) if pair.prefill.kernel == "mha_prefill" else 0
 
 
 def _suggestion(chooser: _Chooser, registry: Registry, failed: Sequence[Candidate]) -> str | None:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from mla_core.ops import merge_into
 from mla_core.stages.output import AttentionOutput
-from mla_core.step import AbsorbedPart, ExpandedPart, Step
+from mla_core.step import AbsorbedPart, ContextChunk, ExpandedPart, Step
 
 if TYPE_CHECKING:
+    from mla_core.backend import MhaSegments
+    from mla_core.cache.latent import LatentCache
     from mla_core.layer import MLA
     from mla_core.stages.project import Projected
 
@@ -50,25 +52,53 @@ def _expanded(
     part: ExpandedPart, layer: MLA, projected: Projected, step: Step, output: AttentionOutput
 ) -> None:
     """Causal attention among the new tokens, then one unmasked pass per context chunk, merged in float32."""
-    backend, cache = layer.kernels.of(part.kernel), step.cache_of(layer)
     query_THE = projected.query_THE[part.rows]
-    k, v = expand(layer, projected.latent_TL[part.rows], projected.k_rope_TR[part.rows])
+    own = projected.latent_TL[part.rows], projected.k_rope_TR[part.rows]
     if not part.chunks:
-        backend.mha(query_THE, k, v, part.own, layer.softmax_scale, output.values_THV, output.lse_TH)
+        _attend_expanded(layer, part.kernel, query_THE, own, part.own, output)
         return
     lse_TH = query_THE.new_empty(query_THE.shape[:2], dtype=torch.float32)
-    backend.mha(query_THE, k, v, part.own, layer.softmax_scale, output.values_THV, lse_TH)
+    first = AttentionOutput(output.values_THV, lse_TH)
+    _attend_expanded(layer, part.kernel, query_THE, own, part.own, first)
     total_THV = output.values_THV.float()
     for chunk in part.chunks:
-        k, v = expand(layer, *cache.read_targets(chunk.targets, query_THE.dtype))
-        query = query_THE[chunk.rows]
-        partial = query.new_empty(*query.shape[:2], layer.config.v_head_dim)
-        partial_lse = query.new_empty(query.shape[:2], dtype=torch.float32)
-        backend.mha(query, k, v, chunk.segments, layer.softmax_scale, partial, partial_lse)
-        merge_into(total_THV[chunk.rows], lse_TH[chunk.rows], partial, partial_lse)
+        total = AttentionOutput(total_THV[chunk.rows], lse_TH[chunk.rows])
+        _add_chunk(chunk, part.kernel, layer, step.cache_of(layer), query_THE[chunk.rows], total)
     output.values_THV.copy_(total_THV)
     if output.lse_TH is not None:
         output.lse_TH.copy_(lse_TH)
+
+
+def _add_chunk(
+    chunk: ContextChunk,
+    kernel: str,
+    layer: MLA,
+    cache: LatentCache,
+    query_THE: Tensor,
+    total: AttentionOutput,
+) -> None:
+    """Merge one chunk's attention into the float32 totals; its memory ends before the next chunk's begins."""
+    shape = query_THE.shape[:2]
+    partial_THV = query_THE.new_empty(*shape, layer.config.v_head_dim)
+    partial_TH = query_THE.new_empty(shape, dtype=torch.float32)
+    rows = cache.read_targets(chunk.targets, query_THE.dtype)
+    partial = AttentionOutput(partial_THV, partial_TH)
+    _attend_expanded(layer, kernel, query_THE, rows, chunk.segments, partial)
+    merge_into(total.values_THV, total.lse_TH, partial_THV, partial_TH)
+
+
+def _attend_expanded(
+    layer: MLA,
+    kernel: str,
+    query_THE: Tensor,
+    rows: tuple[Tensor, Tensor],
+    segments: MhaSegments,
+    output: AttentionOutput,
+) -> None:
+    """Multi-head attention to these rows; the only holder of their expanded keys and values."""
+    k_SHE, v_SHV = expand(layer, *rows)
+    backend, scale = layer.kernels.of(kernel), layer.softmax_scale
+    backend.mha(query_THE, k_SHE, v_SHV, segments, scale, output.values_THV, output.lse_TH)
 
 
 def expand(layer: MLA, latent_SL: Tensor, k_rope_SR: Tensor) -> tuple[Tensor, Tensor]:

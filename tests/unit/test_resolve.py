@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mla_core.capabilities import Capabilities
+from mla_core.chunks import chunk_bytes
 from mla_core.errors import BrokenPlugin, DuplicateBackend, NoBackendFits, SpecError, UnknownBackend
 from mla_core.resolve import resolve
 from mla_core.spec import Part, Spec, Stack
@@ -284,6 +285,20 @@ def test_versions_of_plugins_and_of_what_they_require_are_recorded(tmp_path, mon
 def test_a_plan_keeps_the_request_and_its_workspace():
     made = plan("fast", backend("fast"), workspace_tokens=4096)
     assert (made.request.workspace_tokens, made.workspace_tokens) == (4096, 4096)
+
+
+def test_a_plan_states_the_bytes_of_its_workspace():
+    made = plan("fast", backend("fast"), workspace_tokens=4096)
+    assert made.workspace_bytes == chunk_bytes(made.request, 4096)
+
+
+def test_absorbed_prefill_needs_no_workspace():
+    absorbing = backend("fast", **ABSORB_ONLY)
+    assert plan("fast", absorbing, workspace_tokens=4096).workspace_bytes == 0
+
+
+def test_a_plan_without_a_workspace_states_no_bytes():
+    assert plan("fast", backend("fast")).workspace_bytes is None
 
 
 def test_an_explicit_choice_imports_no_other_manifest(tmp_path, monkeypatch):
