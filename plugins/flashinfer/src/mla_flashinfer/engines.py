@@ -22,9 +22,9 @@ ENGINES: dict[EngineName, dict[str, Any]] = {
 _NOT_OFFERED: dict[EngineName, str] = {
     "cutlass": "it returns no lse",
     "trtllm-gen": "it returns no lse for requests with different query lengths",
-    "xqa": "it returns no lse for requests with different query lengths",
-    "cute-dsl": "no result of it has been compared on a device",
-    "cudnn": "no result of it has been compared on a device",
+    "xqa": "it returns no lse",
+    "cute-dsl": "its results have not been compared on a device",
+    "cudnn": "its results have not been compared on a device",
 }
 
 
