@@ -9,6 +9,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from mla_core import registry
 from mla_core.backend import LayerContext
 from mla_core.cache.latent import CacheGeometry
 from mla_core.cache.layout import layout_for
+from mla_core.conformance.catalogue import ABSORB
 from mla_core.conformance.cells import Cell
 from mla_core.conformance.guard import Guarded, Watched
 from mla_core.conformance.oracle import Answer
@@ -68,6 +70,8 @@ class Bench:
         self.scale = (self.layer.nope + self.layer.rope) ** -0.5
         self.worst = 0.0
         self.touched = False
+        # What a backend that owns v_up multiplies by.
+        self.w_uv_HLV: Tensor | None = None
         # Of the next mqa_sparse call.
         self.indices_TK = torch.empty(0)
 
@@ -89,6 +93,8 @@ class Bench:
         method = self._method()
         if not callable(getattr(target, method, None)):
             raise NoMethod(f"{self.info.target} has no method {method}")
+        if "v_up" in self.owned and self.cell.claim == "declared" and self.cell.kernel in ABSORB:
+            return self._with_weights()
         # As in life: a layer is built before a cache exists.
         request = self.layer.model_copy(update={"page_size": None})
         return target(
@@ -101,6 +107,17 @@ class Bench:
                 dtype=getattr(torch, self.layer.dtype),
             )
         )
+
+    def _with_weights(self) -> Any:
+        """An instance that has seen a layer's weights, as one that multiplies by W_uv itself must."""
+        # A layer on the bench is itself built from one.
+        from mla_core.conformance.layers import LayerRun
+
+        prefill = self.cell.kernel == "mqa_prefill"
+        form = "absorb" if prefill or "mha_prefill" not in self.info.capabilities.kernels else "expand"
+        layer = LayerRun(self, form=form, max_decode_query_len=self.layer.max_query_len).layer
+        self.w_uv_HLV = layer.w_uv_HLV
+        return layer.kernels.of("mqa_prefill" if prefill else "mqa")
 
     def _method(self) -> str:
         if self.cell.kernel != "append":
@@ -125,7 +142,8 @@ class Bench:
         page_size = options.pop("page_size", self.layer.page_size or 16)
         try:
             made = {"page_size": page_size, **options}
-            return mqa_scene(self.layer, lengths, self.device, self.scale, **made)
+            scene = mqa_scene(self.layer, lengths, self.device, self.scale, **made)
+            return replace(scene, w_uv_HLV=self.w_uv_HLV)
         except CacheError as error:
             self._prepare_without_cache(lengths, page_size)
             raise Unavailable(f"this core has no such cache: {error}") from error

@@ -100,7 +100,11 @@ class _Maker:
                 yield cell
 
     def _sees(self, kernel: Kernel, cell: Cell) -> bool:
-        """False for what a kernel is never asked: prefill no decode graph, latents no value width."""
+        """False for what a kernel is never asked, or cannot refuse: prefill is asked no decode graph, latents
+        have no value width, and an append is never prepared for a page size.
+        """
+        if kernel == "append" and cell.field == "page_size":
+            return cell.claim == "declared"
         if cell.field == "cuda_graph":
             return cell.layer.kernel_request(kernel).cuda_graph is not None
         return cell.field != "value" or kernel == "mha_prefill" or "v_up" in self.offered.owns

@@ -60,10 +60,6 @@ class LayerRun:
     ) -> None:
         asked = bench.layer
         self.bench, self.dtype = bench, getattr(torch, asked.dtype)
-        if asked.layout != _PLAIN[asked.dtype]:
-            raise Unavailable(
-                f"layers are compared over a {_PLAIN[asked.dtype]} cache, which is not declared"
-            )
         self.config = _config(bench, gate)
         self.page_size = asked.page_size or 16
         self.layer = MLA(
@@ -93,6 +89,9 @@ class LayerRun:
 
     def check(self, steps: Steps) -> None:
         """Run the steps; every new row is the oracle's, or one with the cell's deliberate fault."""
+        plain = _PLAIN[self.bench.layer.dtype]
+        if self.bench.layer.layout != plain:
+            raise Unavailable(f"layers are compared over a {plain} cache, which is not declared")
         rows: dict[int, list[Tensor]] = {}
         starts = {request: self.done.get(request, 0) for step in steps for request, _ in step}
         for step in steps:

@@ -21,7 +21,7 @@ __all__: list[str] = []
 MARKER = "mla_cells"
 PROPERTY = "mla_cell"
 _SESSION = pytest.StashKey["Session"]()
-_RESULTS = pytest.StashKey["dict[str, Judged]"]()
+_PROBLEM = pytest.StashKey[str]()
 _EVIDENCE = "mla_evidence"
 SUITE = "mla_core.conformance.suite"
 NO_BACKEND = (
@@ -54,7 +54,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARKER}(suite): conformance cells; set by the suite itself")
     pytest.register_assert_rewrite(SUITE)
-    config.stash[_RESULTS] = {}
     if backend_of(config) is None and any(str(argument).startswith(SUITE) for argument in config.args):
         raise pytest.UsageError(NO_BACKEND)
 
@@ -64,15 +63,18 @@ def backend_of(config: pytest.Config) -> str | None:
     return config.getoption("--mla-backend") or config.getini("mla_backend") or None
 
 
-def session_of(config: pytest.Config) -> Session:
-    """The run's conformance session; ends pytest with a usage error when it cannot be made."""
-    if _SESSION not in config.stash:
+def session_of(config: pytest.Config) -> Session | None:
+    """The run's conformance session; None when it cannot be made, and then collection ends with a usage
+    error.
+    """
+    if _SESSION not in config.stash and _PROBLEM not in config.stash:
         from mla_core.conformance.session import Options, Session
         from mla_core.errors import MLAError
 
         backend = backend_of(config)
         if backend is None:
-            pytest.exit(NO_BACKEND, returncode=pytest.ExitCode.USAGE_ERROR)
+            config.stash[_PROBLEM] = NO_BACKEND
+            return None
         option = config.getoption
         session = Session(
             Options(
@@ -89,23 +91,33 @@ def session_of(config: pytest.Config) -> Session:
             session.cells, session.gaps  # noqa: B018  errors belong here, before any test runs
         except MLAError as error:
             session.close()
-            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+            config.stash[_PROBLEM] = str(error)
+            return None
         config.stash[_SESSION] = session
-    return config.stash[_SESSION]
+    return config.stash.get(_SESSION, None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker(MARKER)
     if marker is not None:
         session = session_of(metafunc.config)
-        chosen = [cell for cell in session.cells if cell.suite == marker.args[0]]
+        chosen = [] if session is None else [c for c in session.cells if c.suite == marker.args[0]]
         metafunc.parametrize("cell", chosen, ids=[cell.id for cell in chosen])
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    # Here, since what is raised while tests are generated counts as a broken test file.
+    if _PROBLEM in config.stash:
+        raise pytest.UsageError(config.stash[_PROBLEM])
 
 
 @pytest.fixture(scope="session")
 def mla_session(request: pytest.FixtureRequest) -> Session:
     """The conformance run: its backend's manifest, cells and verdicts."""
-    return session_of(request.config)
+    session = session_of(request.config)
+    if session is None:
+        raise pytest.UsageError(request.config.stash[_PROBLEM])
+    return session
 
 
 @pytest.hookimpl(wrapper=True)

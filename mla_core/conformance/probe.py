@@ -37,12 +37,10 @@ class Here(BaseModel):
 
 
 class Probe:
-    """One backend's child process, started when first needed."""
+    """A child process, started when first needed."""
 
-    def __init__(
-        self, backend: str, *, seconds: float = 120.0, environ: Mapping[str, str] | None = None
-    ) -> None:
-        self.backend, self.seconds = backend, seconds
+    def __init__(self, *, seconds: float = 120.0, environ: Mapping[str, str] | None = None) -> None:
+        self.seconds = seconds
         self._environ = dict(os.environ if environ is None else environ)
         self._child: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -63,11 +61,13 @@ class Probe:
             raise KernelError(f"the conformance worker did not start: {answer.detail}")
         return Here.model_validate(answer)
 
-    def try_cell(self, cell: Cell) -> Outcome:
-        """The outcome of one cell; a crash or a hang is one too, and costs only this cell."""
+    def try_cell(self, backend: str, cell: Cell) -> Outcome:
+        """The outcome of one cell of a backend; a crash or a hang is one too, and costs only this cell."""
         if self._child is None:
             self.here()
-        answer = self._ask({"do": "try", "cell": cell.model_dump(mode="json")}, self.seconds)
+        answer = self._ask(
+            {"do": "try", "backend": backend, "cell": cell.model_dump(mode="json")}, self.seconds
+        )
         return answer if isinstance(answer, Outcome) else Outcome.model_validate(answer)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Probe:
     def _start(self) -> subprocess.Popen[bytes]:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the child
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "mla_core.conformance.worker", self.backend],
+            [sys.executable, "-m", "mla_core.conformance.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -48,7 +48,7 @@ class Session:
 
     @cached_property
     def probe(self) -> Probe:
-        return Probe(self.options.backend, seconds=self.options.seconds)
+        return Probe(seconds=self.options.seconds)
 
     @cached_property
     def here(self) -> Here:
@@ -95,7 +95,7 @@ class Session:
     def judge(self, cell: Cell) -> Judged:
         """Try one cell, once."""
         if cell.id not in self.results:
-            self.results[cell.id] = judged(cell, self.probe.try_cell(cell))
+            self.results[cell.id] = judged(cell, self.probe.try_cell(self.info.name, cell))
         return self.results[cell.id]
 
     def close(self) -> None:

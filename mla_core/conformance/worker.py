@@ -1,7 +1,7 @@
 """The process that tries cells: one line of JSON in, one line of JSON out, until its input ends.
 
-Run by `mla_core.conformance.probe` as `python -m mla_core.conformance.worker BACKEND`. Whatever the backend
-prints goes to stderr.
+Run by `mla_core.conformance.probe` as `python -m mla_core.conformance.worker`. Whatever a backend prints
+goes to stderr.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _replies(stream: TextIO) -> TextIO:
     return replies
 
 
-def main(name: str) -> None:
+def main() -> None:
     """Answer requests until standard input ends."""
     replies = _replies(sys.stdout)
     register_fallback()
@@ -89,10 +89,11 @@ def main(name: str) -> None:
         if asked["do"] == "hello":
             answer = _hello()
         else:
-            answer = attempt(name, Cell.model_validate(asked["cell"])).model_dump(mode="json")
+            cell = Cell.model_validate(asked["cell"])
+            answer = attempt(asked["backend"], cell).model_dump(mode="json")
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

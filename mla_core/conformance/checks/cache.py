@@ -5,7 +5,7 @@ Legend: T tokens, H heads, L latent, R rope.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,21 +43,26 @@ def round_trip(bench: Bench) -> None:
 
 
 def untargeted_slots(bench: Bench) -> None:
-    """A layer's step writes the slots of its live tokens and no other byte; padded rows write nowhere."""
+    """A layer's steps write the slots of their live tokens and no other byte; padded rows write nowhere."""
     for form in forms(bench):
         run = LayerRun(bench, form=form)
-        run.check([[(0, 5), (1, 3)]])
-        counts = [(0, 1), (1, 1)]
-        batch = run.batch(counts, max_tokens=5, max_requests=3)
-        before = run.cache.data.clone()
-        hidden = torch.randn(5, run.config.hidden_size).to(run.dtype).to(bench.device)
-        run.layer(hidden, run.layer.prepare(batch, run.cache))
-        live = SlotTargets.split(batch.slot_mapping, run.cache.geometry)
-        restored = run.cache.data.clone()
-        layout = run.cache.layout
-        layout.write(restored, live.pages, live.offsets, layout.read(before, live.pages, live.offsets))
-        if not torch.equal(restored.view(torch.uint8), before.view(torch.uint8)):
-            raise Wrong("a step wrote into slots that are not its own")
+        _step_writes_only_its_slots(run, [(0, 5), (1, 3)])
+        _step_writes_only_its_slots(run, [(0, 1), (1, 1)])
+
+
+def _step_writes_only_its_slots(run: LayerRun, counts: list[tuple[int, int]]) -> None:
+    tokens = sum(count for _, count in counts)
+    batch = run.batch(counts, max_tokens=tokens + 3, max_requests=len(counts) + 1)
+    before = run.cache.data.clone()
+    hidden = torch.randn(tokens + 3, run.config.hidden_size).to(run.dtype).to(run.cache.data.device)
+    run.layer(hidden, run.layer.prepare(batch, run.cache))
+    for request, count in counts:
+        run.done[request] += count
+    live = SlotTargets.split(batch.slot_mapping, run.cache.geometry)
+    restored, layout = run.cache.data.clone(), run.cache.layout
+    layout.write(restored, live.pages, live.offsets, layout.read(before, live.pages, live.offsets))
+    if not torch.equal(restored.view(torch.uint8), before.view(torch.uint8)):
+        raise Wrong("a step wrote into slots that are not its own")
 
 
 def _random_rows(bench: Bench, size: float) -> _Rows:
