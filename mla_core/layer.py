@@ -20,6 +20,7 @@ from mla_core.device import device_info, usable_device
 from mla_core.errors import ConfigError, ContractError, UnsupportedError
 from mla_core.layer_request import heads_per_rank, layer_request
 from mla_core.projections import Linear, Projections
+from mla_core.quant.fp4_hidden import Fp4Hidden
 from mla_core.request import LayerRequest, Reason
 from mla_core.resolve import resolve
 from mla_core.stages.output import AttentionOutput
@@ -80,7 +81,7 @@ class MLA(nn.Module):
         self._select(backend)
         self._create_weights(fuse_qkv_a)
 
-    def forward(self, hidden_TD: Tensor, step: Step) -> Tensor:
+    def forward(self, hidden_TD: Tensor | Fp4Hidden, step: Step) -> Tensor:
         """New hidden states [T, D] of the step's tokens; padded rows are 0. `step` comes from `prepare`."""
         output = self._attention(hidden_TD, step, want_lse=False)
         gated_THV = self.program.gate(self, output.values_THV, hidden_TD)
@@ -88,7 +89,7 @@ class MLA(nn.Module):
         return step.zero_padding(hidden_TD)
 
     def attention(
-        self, hidden_TD: Tensor, step: Step, return_lse: bool = False
+        self, hidden_TD: Tensor | Fp4Hidden, step: Step, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
         if return_lse:
@@ -99,7 +100,7 @@ class MLA(nn.Module):
             step.zero_padding(output.lse_TH, -torch.inf)
         return output.values_THV, output.lse_TH
 
-    def _attention(self, hidden_TD: Tensor, step: Step, *, want_lse: bool) -> AttentionOutput:
+    def _attention(self, hidden_TD: Tensor | Fp4Hidden, step: Step, *, want_lse: bool) -> AttentionOutput:
         admission.check_call(self, hidden_TD, step)
         run = self.program
         values_THV = run.create_output(self, hidden_TD, step.batch).unflatten(1, (self.num_heads, -1))

@@ -37,7 +37,7 @@ class Fp4Hidden:
     @classmethod
     def quantise(cls, x_TD: Tensor, global_scale: Tensor, *, keep: bool = False) -> Fp4Hidden:
         """Rows rounded to NVFP4 with a given step; keep: carry the rows themselves along."""
-        codes, scales = nvfp4.encode(x_TD, float(global_scale))
+        codes, scales = nvfp4.encode(x_TD, global_scale)
         return cls(codes, swizzle(scales), global_scale, x_TD.dtype, x_TD if keep else None)
 
     @property
@@ -47,6 +47,11 @@ class Fp4Hidden:
     @property
     def device(self) -> torch.device:
         return self.codes.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Codes carry no gradient."""
+        return False
 
     def new_empty(self, *size: int) -> Tensor:
         """An uninitialised tensor of the rows' own dtype and device."""

@@ -13,7 +13,7 @@ __all__ = ["GROUP", "decode", "encode"]
 GROUP = 16
 
 
-def encode(x: Tensor, global_scale: float) -> tuple[Tensor, Tensor]:
+def encode(x: Tensor, global_scale: float | Tensor) -> tuple[Tensor, Tensor]:
     """Packed codes [..., W / 2] (uint8) and scales [..., W / 16] (float8_e4m3fn) of values [..., W].
 
     scale = e4m3(largest size in the group / 6 / global_scale), 2^-9 to 448; code = e2m1(x / (scale *
@@ -28,7 +28,7 @@ def encode(x: Tensor, global_scale: float) -> tuple[Tensor, Tensor]:
     return e2m1.encode_pairs((groups / steps.unsqueeze(-1)).flatten(-2)), scales
 
 
-def decode(packed: Tensor, scales: Tensor, global_scale: float) -> Tensor:
+def decode(packed: Tensor, scales: Tensor, global_scale: float | Tensor) -> Tensor:
     """Values [..., W] in float32: code times group scale, which is exact, times global_scale, rounded
     once.
     """
