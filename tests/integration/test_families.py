@@ -6,7 +6,8 @@ Legend: T tokens, D model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ CASES = {
         "kimi_k2",
         "Kimi_K25ForConditionalGeneration",
         shell="kimi_k25",
-        # Released checkpoints say layers; transformers 5.24 renames those of the text with those of the tower.
+        # Released checkpoints say layers; transformers 5.24 renames the tower's, and the text's with them.
         prefix="language_model.model.blocks.1.self_attn.",
     ),
     "glm4_moe_lite": case("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
@@ -159,20 +160,15 @@ class Written:
             return distance(outputs_TD, Pair(self.case.family, module, layer).expected(hidden_TD, 0))
 
 
-class first_in_cache:  # noqa: N801
+@contextmanager
+def first_in_cache(module: nn.Module) -> Iterator[None]:
     """transformers keeps rows by layer index; alone, a module writes those of layer 0."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.parts = [part for part in module.modules() if "layer_idx" in vars(part)]
-
-    def __enter__(self) -> None:
-        self.indices = [part.layer_idx for part in self.parts]
-        for part in self.parts:
-            part.layer_idx = 0
-
-    def __exit__(self, *_: object) -> None:
-        for part, index in zip(self.parts, self.indices, strict=True):
-            part.layer_idx = index
+    indices = {part: part.layer_idx for part in module.modules() if "layer_idx" in vars(part)}
+    for part in indices:
+        part.layer_idx = 0
+    yield
+    for part, index in indices.items():
+        part.layer_idx = index
 
 
 @pytest.fixture(scope="module", params=CASES)

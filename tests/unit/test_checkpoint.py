@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from mla_core.checkpoint import Checkpoint, open_checkpoint, write_checkpoint
 from mla_core.checkpoint_writer import INDEX
-from mla_core.errors import CheckpointError
+from mla_core.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests/data/tiny_mla_kjv"
@@ -146,6 +146,87 @@ def test_what_was_read_does_not_depend_on_the_file_any_more(sharded):
     for path in sharded.directory.glob("*.safetensors"):
         path.write_bytes(bytes(path.stat().st_size))
     assert float(found["o_proj.weight"][0, 0]) == 1.0
+
+
+NATIVE = {
+    "deepseek": ("layers.{}.attn.", "wkv_a", "wo.scale", "o_proj.weight_scale_inv"),
+    "mistral": ("layers.{}.attention.", "wkv_a_with_mqa", "wo.qscale_weight", "o_proj.weight_scale"),
+    "ling": ("model.layers.{}.attention.", "kv_a_proj_with_mqa", "dense.weight", "o_proj.weight"),
+}
+
+
+@pytest.mark.parametrize(("prefix", "mark", "own", "wanted"), NATIVE.values(), ids=NATIVE)
+def test_native_names_come_out_as_hugging_face_names(tmp_path, prefix, mark, own, wanted):
+    values = {prefix.format(1) + f"{mark}.weight": torch.zeros(1), prefix.format(1) + own: torch.ones(2)}
+    found = written(tmp_path, values).attention(1)
+    assert found.keys() == {"kv_a_proj_with_mqa.weight", wanted}
+    assert torch.equal(found[wanted], torch.ones(2))
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path):
+    prefix = "model.layers.0.attention."
+    names = ("kv_a_proj_with_mqa.weight", "dense.weight", "o_proj.weight")
+    checkpoint = written(tmp_path, {prefix + name: torch.zeros(1) for name in names})
+    with pytest.raises(
+        CheckpointError, match=r"has both \S+dense.weight and \S+o_proj.weight, which are o_proj"
+    ):
+        checkpoint.attention(0)
+
+
+@pytest.fixture
+def with_extra_layer(tmp_path: Path) -> Checkpoint:
+    """A model of two layers, and a third one that predicts a second token."""
+    config = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
+    write_checkpoint(tmp_path / "checkpoint", config, tensors(PREFIXES["plain"], (0, 1, 2)))
+    return open_checkpoint(tmp_path / "checkpoint")
+
+
+def test_layers_beyond_the_models_own_are_set_apart(with_extra_layer):
+    assert (list(with_extra_layer.layers), list(with_extra_layer.extra_layers)) == ([0, 1], [2])
+
+
+def test_a_layer_beyond_the_models_own_is_read_when_asked_for(with_extra_layer):
+    assert float(with_extra_layer.attention(2)["o_proj.weight"][0, 0]) == 2.0
+
+
+def test_layers_of_two_attentions_are_the_models_own_by_decoder_layer(tmp_path):
+    values = {**tensors("model.layers.{}.self_attn.0."), **tensors("model.layers.{}.self_attn.1.")}
+    write_checkpoint(tmp_path / "checkpoint", {"model_type": "longcat_flash", "num_layers": 1}, values)
+    checkpoint = open_checkpoint(tmp_path / "checkpoint")
+    assert (list(checkpoint.layers), list(checkpoint.extra_layers)) == ([0, 1], [2, 3])
+
+
+def test_headers_tell_shape_and_type_without_values(tmp_path):
+    stored = torch.zeros(2, 3, dtype=torch.float8_e4m3fn)
+    header = written(tmp_path, {"a": stored}).headers(["a"])["a"]
+    assert (header.device.type, tuple(header.shape), header.dtype) == ("meta", (2, 3), torch.float8_e4m3fn)
+
+
+def test_a_directory_with_mistrals_own_files_is_read(tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps({"dim": 8, "norm_eps": 1e-6, "kv_lora_rank": None}))
+    with pytest.raises(ConfigError, match="kv_lora_rank is missing"):
+        open_checkpoint(tmp_path)
+
+
+def test_mistrals_own_index_is_read_where_there_is_no_other(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "consolidated-00001-of-00001.safetensors"}}
+    (tmp_path / "consolidated.safetensors.index.json").write_text(json.dumps(index))
+    assert open_checkpoint(tmp_path).files == index["weight_map"]
+
+
+def test_mistrals_own_file_beside_the_usual_ones_is_passed_over(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    save_file({"b": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
+    assert open_checkpoint(tmp_path).files == {"a": "model.safetensors"}
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("model0-mp2.safetensors", "model1-mp2.safetensors"):
+        save_file({"a": torch.zeros(1)}, tmp_path / name)
+    assert "a is in both model0-mp2.safetensors and model1-mp2.safetensors" in refusal(tmp_path)
 
 
 def test_the_trained_checkpoint_opens_with_its_config():
