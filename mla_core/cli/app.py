@@ -176,3 +176,91 @@ def doctor(as_json: parameter.Json = False, debug: parameter.Debug = False) -> N
             typer.echo(diagnosis)
     if diagnosis.problems:
         raise typer.Exit(FAILED)
+
+
+@app.command(
+    epilog=parameter.examples(
+        "mla matrix",
+        "mla matrix vanilla --format html --write matrix.html",
+        "mla matrix vanilla --write docs/capability-matrix.md",
+        "mla matrix vanilla --check docs/capability-matrix.md",
+    )
+)
+def matrix(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Backends; default: all installed ones.")
+    ] = None,
+    evidence: Annotated[Path, typer.Option(help="Folder of reports of conformance runs.")] = Path(
+        "docs/evidence"
+    ),
+    style: Annotated[
+        Literal["text", "md", "json", "html"] | None,
+        typer.Option("--format", help="Default: text, or what the name of the file says."),
+    ] = None,
+    write: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="Compare this file with what it would be now; exit code 1: stale.")
+    ] = None,
+    as_json: parameter.Json = False,
+    debug: parameter.Debug = False,
+) -> None:
+    """Show what every backend declares, and which claims a conformance run has verified."""
+    from mla_core.cli import matrix as matrices
+    from mla_core.registry import default
+
+    with reporting(debug):
+        found = matrices.matrix(default(), names or [], matrices.read_evidence(evidence))
+        command = matrices.command_line(names or [], evidence, write or check)
+        if check is None:
+            matrices.show(found, "json" if as_json else style, write, command)
+            return
+        stale = matrices.check(found, check, command)
+    if stale:
+        typer.echo("\n".join([*stale[:40], f"{check} is stale; write it again with: {command}"]), err=True)
+        raise typer.Exit(FAILED)
+
+
+@app.command(
+    epilog=parameter.examples(
+        "mla conformance vanilla", "mla conformance vanilla --quick --report docs/evidence/vanilla-cpu.json"
+    )
+)
+def conformance(
+    name: Annotated[str, typer.Argument(help="A backend, as mla list names it.")],
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:sm_90a; default: the best declared one here.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and mixes.")] = False,
+    require_verified: Annotated[
+        bool, typer.Option("--require-verified", help="An unverified cell fails.")
+    ] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the evidence to this JSON file.")] = None,
+    known_gaps: Annotated[
+        Path | None, typer.Option(help="Default: known_gaps.toml of the plugin's package.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the pairwise mixes.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Time limit of one cell, in seconds.")] = 120.0,
+    as_json: parameter.Json = False,
+    debug: parameter.Debug = False,
+) -> None:
+    """Try every claim of a backend and its refusals. Exit code 1: some are not true."""
+    from mla_core.cli.conformance import run as run_conformance
+    from mla_core.conformance.session import Options
+
+    with reporting(debug):
+        options = Options(
+            backend=name,
+            device=device,
+            quick=quick,
+            seed=seed,
+            seconds=timeout,
+            require_verified=require_verified,
+            known_gaps=known_gaps,
+        )
+        result, row = run_conformance(options, report)
+        if as_json:
+            print_json(result.report.model_dump(mode="json") | {"problems": list(result.problems)})
+        else:
+            typer.echo("\n".join([*result.lines(), "", *row]))
+    if result.problems:
+        raise typer.Exit(FAILED)

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from mla_core import registry
@@ -18,7 +20,7 @@ from mla_core.errors import ConfigError
 from mla_core.manifest import BackendInfo
 from mla_core.request import DeviceInfo, KernelRequest, reasons
 
-__all__ = ["Options", "Session", "manifest_facts"]
+__all__ = ["Options", "Session", "manifest_facts", "today"]
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,13 @@ def manifest_facts(backend: str) -> dict[str, object]:
     return facts
 
 
+def today() -> date:
+    """The day by which gaps expire, the same everywhere."""
+    return datetime.now(timezone.utc).date()
+
+
 def _beside_manifest(info: BackendInfo) -> Path:
     """known_gaps.toml in the folder of the plugin's package."""
-    from importlib.util import find_spec
-
     spec = find_spec(info.target.partition(":")[0].partition(".")[0])
     folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path()
     return folder / "known_gaps.toml"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import pytest
 
 from mla_core.conformance.cells import Cell
 from mla_core.conformance.gaps import complaints
-from mla_core.conformance.session import Session
+from mla_core.conformance.session import Session, today
 from mla_core.conformance.verdicts import Verdict
 
 __all__ = [
@@ -133,6 +131,6 @@ def test_weights_leave_nothing_stale(mla_session: Session, cell: Cell) -> None:
 def test_known_gaps_are_gaps(mla_session: Session) -> None:
     known = [cell for cell in mla_session.cells if cell.id in mla_session.gaps]
     verdicts = {cell.id: mla_session.judge(cell).verdict for cell in known}
-    today = datetime.now(timezone.utc).date()
-    found = complaints(mla_session.gaps.values(), verdicts, [cell.id for cell in mla_session.cells], today)
+    every = [cell.id for cell in mla_session.cells]
+    found = complaints(mla_session.gaps.values(), verdicts, every, today())
     assert found == [], "\n".join(found)
