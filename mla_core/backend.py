@@ -104,6 +104,7 @@ class Backend(Protocol):
     def prepare(self, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry) -> Any:
         """Host work for one engine step, shared by all layers; what it returns becomes `segments.meta`.
 
+        kernel: the declared name, "mha_prefill", "mqa_decode" or "mqa_prefill".
         When `segments.meta` is already there, a captured graph may hold its tensors: refresh it in place and
         return it. The segments of a graph step cover a fixed capacity; requests that are padding have query
         length 0, and rows beyond query_start_loc[-1] belong to nobody.

@@ -17,12 +17,13 @@ from mla_core.bind import bind
 from mla_core.cache import CachePool, LatentCache, Scales, layout_for
 from mla_core.config import MLAConfig
 from mla_core.device import device_info, usable_device
-from mla_core.errors import ConfigError, ContractError, UnsupportedError
+from mla_core.errors import BrokenPlugin, ConfigError, ContractError, UnsupportedError
 from mla_core.layer_request import heads_per_rank, layer_request
-from mla_core.projections import Linear, Projections
+from mla_core.projections import Linear, Projections, QuantisedLinear
 from mla_core.quant.fp4_hidden import Fp4Hidden
 from mla_core.request import LayerRequest, Reason
 from mla_core.resolve import resolve
+from mla_core.spec import parse
 from mla_core.stages.output import AttentionOutput
 from mla_core.stages.rope import scale_queries
 from mla_core.step import Step
@@ -201,6 +202,13 @@ class MLA(nn.Module):
         self.ready = True
 
     @property
+    def quantised_modules(self) -> dict[str, QuantisedLinear]:
+        """Modules whose weight is kept quantised, by checkpoint name. A prepare_weights hook may replace
+        their `multiply`.
+        """
+        return weights.quantised_modules(self)
+
+    @property
     def w_uk_HNL(self) -> Tensor:
         """W_uk [H, N, L]: nope queries to latent queries."""
         return self.w_uk_HLN.transpose(1, 2)
@@ -230,6 +238,12 @@ class MLA(nn.Module):
                 if error.backend in refused or error.backend not in self.plan.choices.values():
                     raise
                 refused[error.backend] = error.reasons
+            except BrokenPlugin as error:
+                # Who asked for it by name wants to know; who left the choice open wants a layer.
+                if error.name in refused or error.name in parse(self.plan.spec).names():
+                    raise
+                broken = Reason(field="load", wanted="kernels that import", offered=error.cause)
+                refused[error.name] = (broken,)
 
     def _bind(self) -> None:
         """Load what the plan names. Raises RegistryError, UnsupportedError, HookError or ContractError."""

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from mla_core.capabilities import Kernel
 from mla_core.request import LayerRequest, Reason
 
-__all__ = ["Plan", "Rejection", "SpecSource", "rejection_lines"]
+__all__ = ["KERNELS", "Plan", "Rejection", "SpecSource", "rejection_lines"]
 
 # Entry of `Plan.choices` to the kernel that it chose a backend for.
-_KERNELS: dict[str, Kernel] = {
+KERNELS: dict[str, Kernel] = {
     "mha": "mha_prefill",
     "mqa_prefill": "mqa_prefill",
     "mqa": "mqa_decode",
@@ -67,7 +67,7 @@ class Plan(_Record):
 
     def kernels_of(self, name: str) -> frozenset[Kernel]:
         """The kernels that a backend was chosen for."""
-        return frozenset(kernel for choice, kernel in _KERNELS.items() if self.choices.get(choice) == name)
+        return frozenset(kernel for choice, kernel in KERNELS.items() if self.choices.get(choice) == name)
 
     def __str__(self) -> str:
         width = max(len(kernel) for kernel in self.choices)

@@ -19,6 +19,7 @@ from mla_core.cache.latent import CacheGeometry, LatentCache, SlotTargets
 from mla_core.cache.pool import CachePool
 from mla_core.chunks import plan_chunks
 from mla_core.errors import BatchError, CacheError
+from mla_core.plan import KERNELS
 from mla_core.stages.rope import query_factors, rope_inputs
 from mla_core.step import AbsorbedPart, ContextChunk, ExpandedPart, Rows, Step, copy_into
 
@@ -67,7 +68,7 @@ def _own(batch: Batch) -> Batch:
 def _prepare_backend(
     layer: MLA, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry
 ) -> None:
-    segments.meta = layer.kernels.of(kernel).prepare(kernel, segments, geometry)
+    segments.meta = layer.kernels.of(kernel).prepare(KERNELS[kernel], segments, geometry)
 
 
 def plan(layer: MLA, batch: Batch, cache: LatentCache | CachePool, *, graph: bool) -> Step:

@@ -77,6 +77,10 @@ class Spec:
             return prefill
         return f"prefill={prefill};decode={'|'.join(map(str, self.decode))}"
 
+    def names(self) -> frozenset[str]:
+        """Every backend that is named, `auto` included if it is."""
+        return frozenset(stack.backend.name for stack in (*self.prefill, *(self.decode or ())))
+
 
 def parse(text: str, *, source: str = "backend") -> Spec:
     """Read a backend string; SpecError with a caret under the mistake. `source` names where it came from."""

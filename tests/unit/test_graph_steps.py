@@ -24,7 +24,7 @@ class Graphable:
         self.latent = context.request.latent
 
     def prepare(self, kernel, segments, geometry):
-        if kernel != "mqa":
+        if kernel != "mqa_decode":
             return None
         if segments.meta is None:
             return segments.seq_lens.clone()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mla_core import MLA, BackendInfo, MLAConfig, registry
-from mla_core.errors import NoBackendFits, UnsupportedError
+from mla_core.errors import BrokenPlugin, NoBackendFits, UnsupportedError
 from mla_core.request import Reason
 
 CONFIG = MLAConfig(
@@ -33,12 +33,12 @@ class Forger:
 @pytest.fixture(autouse=True)
 def _plugins() -> Iterator[None]:
     capabilities = registry.info("vanilla").capabilities
-    for name, target in {"refuser": "Refuser", "forger": "Forger"}.items():
-        info = BackendInfo(name=name, target=f"{__name__}:{target}", capabilities=capabilities, priority=1)
-        registry.add(info)
+    here = {"refuser": f"{__name__}:Refuser", "forger": f"{__name__}:Forger", "broken": "no_such_module:X"}
+    for name, target in here.items():
+        registry.add(BackendInfo(name=name, target=target, capabilities=capabilities, priority=-200))
     yield
-    registry.remove("refuser")
-    registry.remove("forger")
+    for name in here:
+        registry.remove(name)
 
 
 def test_a_chain_goes_on_after_a_refusal_and_the_plan_says_why() -> None:
@@ -58,3 +58,17 @@ def test_an_explicit_backend_that_refuses_is_not_replaced() -> None:
 def test_a_refusal_in_another_name_is_passed_on() -> None:
     with pytest.raises(UnsupportedError, match="somebody"):
         MLA(CONFIG, backend="forger|vanilla", dtype=torch.float32)
+
+
+def test_auto_goes_on_after_kernels_that_do_not_import_and_the_plan_says_why() -> None:
+    broken = registry.info("broken").model_copy(update={"priority": 5})
+    registry.add(broken, override=True)
+    layer = MLA(CONFIG, backend="auto", dtype=torch.float32)
+    assert layer.plan.choices["mqa"] == "vanilla"
+    assert "no_such_module" in str(layer.plan.rejected[0].reasons[0])
+
+
+@pytest.mark.parametrize("spec", ["broken", "broken|vanilla"])
+def test_kernels_that_do_not_import_are_an_error_to_who_names_them(spec: str) -> None:
+    with pytest.raises(BrokenPlugin, match="no_such_module"):
+        MLA(CONFIG, backend=spec, dtype=torch.float32)
