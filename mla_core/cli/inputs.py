@@ -17,6 +17,7 @@ from torch import Tensor
 from mla_core.checkpoint import Checkpoint
 from mla_core.cli.scenario import Scenario
 from mla_core.cli.seeds import stream
+from mla_core.config_hf import text_part
 from mla_core.errors import CheckpointError
 
 __all__ = ["Inputs", "random_inputs", "text_inputs"]
@@ -86,8 +87,7 @@ def _tokens(tokenizer: Path, text: Path, count: int) -> list[int]:
 
 
 def _norm_epsilon(hf_config: Mapping[str, Any]) -> float:
-    text = hf_config.get("text_config", hf_config)
-    return float(text.get("rms_norm_eps", 1e-6))
+    return float(text_part(hf_config).get("rms_norm_eps", 1e-6))
 
 
 def _shared_out(rows_TD: Tensor, lengths: Mapping[str, int]) -> dict[str, Tensor]:

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from typer.testing import CliRunner, Result
 
 from mla_core import MLA
-from mla_core.checkpoint import Checkpoint, open_checkpoint
+from mla_core.checkpoint import Checkpoint, open_checkpoint, write_checkpoint
 from mla_core.cli.app import app
 from tests.integration.hf import FAMILIES, Family, hidden_states, plain_rope, randomise, yarn_rope
 from tests.integration.test_layer_matches_transformers import TOKENS, Pair, new_cache, run
@@ -208,6 +209,88 @@ def test_run_verifies_every_layer(found):
     shown = mla("run", "--checkpoint", str(found.path), "--layers", layers, "--dtype", "float32", "--json")
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["verified"] is True
+
+
+# Their own names for the same tensors, their own config files, and how those say what `Case` says.
+NATIVE_DIMS = {
+    "dim": 48,
+    "n_heads": 3,
+    "n_layers": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
+NATIVE_NAMES = {
+    "deepseek_v3": {
+        "model.layers": "layers",
+        "self_attn.q_a_proj": "attn.wq_a",
+        "self_attn.q_a_layernorm": "attn.q_norm",
+        "self_attn.q_b_proj": "attn.wq_b",
+        "self_attn.kv_a_proj_with_mqa": "attn.wkv_a",
+        "self_attn.kv_a_layernorm": "attn.kv_norm",
+        "self_attn.kv_b_proj": "attn.wkv_b",
+        "self_attn.o_proj": "attn.wo",
+    },
+    "mistral4": {
+        "model.layers": "layers",
+        "self_attn.q_a_proj": "attention.wq_a",
+        "self_attn.q_a_layernorm": "attention.q_a_norm",
+        "self_attn.q_b_proj": "attention.wq_b",
+        "self_attn.kv_a_proj_with_mqa": "attention.wkv_a_with_mqa",
+        "self_attn.kv_a_layernorm": "attention.kv_a_norm",
+        "self_attn.kv_b_proj": "attention.wkv_b",
+        "self_attn.o_proj": "attention.wo",
+    },
+}
+NATIVE_CONFIGS = {
+    "deepseek_v3": ("config.json", {"inter_dim": 32, "rope_factor": 40}),
+    "mistral4": (
+        "params.json",
+        {
+            "norm_eps": 1e-5,
+            "n_kv_heads": 3,
+            "max_position_embeddings": 163840,
+            "llama_4_scaling": {"original_max_position_embeddings": 8192, "beta": 0.1},
+            "yarn": {"original_max_position_embeddings": 8192, "factor": 128, "beta": 32, "alpha": 1},
+        },
+    ),
+}
+
+
+def told_natively(found: Written, name: str, folder: Path) -> Written:
+    """The same model as its makers' own code would have written it."""
+    tensors = {}
+    for own, value in found.checkpoint.read(found.checkpoint.names()).items():
+        for theirs, native in NATIVE_NAMES[name].items():
+            own = own.replace(theirs, native)
+        tensors[own] = value
+    file, more = NATIVE_CONFIGS[name]
+    (folder / file).write_text(json.dumps(NATIVE_DIMS | more))
+    save_file(tensors, folder / "consolidated.safetensors")
+    return replace(found, checkpoint=open_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("found", "naming"), [("deepseek_v3", "deepseek"), ("mistral4", "mistral")], indirect=["found"]
+)
+def test_native_files_give_what_transformers_gives(found, naming, tmp_path):
+    native = told_natively(found, found.case.family.name, tmp_path)
+    assert [place.naming.id for place in native.checkpoint.layers.values()] == [naming, naming]
+    assert native.error(1, 1) <= TOLERANCE
+
+
+@pytest.mark.parametrize("found", ["deepseek_v3"], indirect=True)
+def test_a_layer_beyond_the_models_own_runs_when_asked_for(found, tmp_path):
+    tensors = found.checkpoint.read(found.checkpoint.names())
+    second = {name: value.clone() for name, value in tensors.items() if "layers.1." in name}
+    extra = {name.replace("layers.1.", "layers.2."): value for name, value in second.items()}
+    write_checkpoint(tmp_path / "checkpoint", found.checkpoint.hf_config, tensors | extra)
+    command = ("run", str(tmp_path / "checkpoint"), "--dtype", "float32", "--json")
+    asked, default = mla(*command, "--layers", "2"), mla(*command)
+    assert json.loads(asked.stdout)["verified"] is True
+    assert [json.loads(shown.stdout)["layers"] for shown in (asked, default)] == [[2], [0]]
 
 
 @pytest.mark.parametrize("found", ["deepseek_v3", "kimi_k25", "longcat_flash"], indirect=True)

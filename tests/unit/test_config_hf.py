@@ -113,6 +113,11 @@ def test_a_multimodal_shell_is_read_through_its_text_config(shell, text, expecte
     assert from_hf({"model_type": shell, "text_config": inner}).model_type == expected
 
 
+def test_a_language_config_is_read_like_a_text_config():
+    shell = {"model_type": "deepseek_vl_v2", "language_config": tiny("deepseek_v2")}
+    assert from_hf(shell) == from_hf(tiny("deepseek_v2"))
+
+
 def test_kimi_k3_is_kimi_linear_with_an_elementwise_gate():
     inner = {**without("model_type"), "mla_use_nope": True, "mla_use_output_gate": True}
     config = from_hf({"model_type": "kimi_k3", "text_config": inner})

@@ -133,3 +133,16 @@ def test_sparse_checkpoints_have_their_indexer(name, heads, style):
 
 def test_glm_5_2_shares_the_selection_of_every_fourth_layer():
     assert MLAConfig.preset("glm-5.2").indexer.full_layers[:6] == (0, 1, 2, 6, 10, 14)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("kimi-linear", (3, 7, 11, 15, 19, 23, 26)),
+        ("kimi-k3", (*range(3, 92, 4), 92)),
+        ("ling-3.0-flash", (5, 11, 17, 23, 29, 35, 41)),
+        ("deepseek-v3", None),
+    ],
+)
+def test_hybrids_say_which_layers_are_mla(name, layers):
+    assert MLAConfig.preset(name).mla_layers == layers
