@@ -15,7 +15,7 @@ from mla_core.quant.weight import QuantisedWeight
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["Place", "destination", "install", "make_dense", "places", "places_of"]
+__all__ = ["Place", "destination", "holder", "install", "make_dense", "places", "places_of"]
 
 _FUSED = ("q_a_proj", "kv_a_proj_with_mqa")
 
@@ -81,12 +81,19 @@ def places_of(config: MLAConfig) -> dict[str, Place]:
 def destination(layer: MLA, name: str) -> Tensor:
     """The memory of one dense tensor, some rows of the fused matrix included."""
     module, _, tensor = name.rpartition(".")
-    projections = layer.projections
-    if projections.fused and module in _FUSED:
-        rows = slice(projections.q_lora_rank) if module == _FUSED[0] else slice(projections.q_lora_rank, None)
-        return getattr(projections.qkv_a_proj, tensor)[rows]
+    rows, lora = slice(None), layer.projections.q_lora_rank
+    if layer.projections.fused and module in _FUSED:
+        rows = slice(lora) if module == _FUSED[0] else slice(lora, None)
+    return getattr(holder(layer, name), tensor)[rows]
+
+
+def holder(layer: MLA, name: str) -> nn.Module:
+    """The module that holds a tensor."""
+    module = name.rpartition(".")[0]
+    if layer.projections.fused and module in _FUSED:
+        return layer.projections.qkv_a_proj
     parent, attribute = _where(layer, module)
-    return getattr(getattr(parent, attribute), tensor)
+    return getattr(parent, attribute)
 
 
 def install(layer: MLA, name: str, weight: QuantisedWeight) -> None:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mla_core.errors import CheckpointError
-from mla_core.projections import SplitUp
+from mla_core.projections import QuantisedLinear, SplitUp
 from mla_core.quant.weight import QuantisedWeight
-from mla_core.weight_places import Place, destination, install, make_dense, places
+from mla_core.weight_places import Place, destination, holder, install, make_dense, places
 from mla_core.weights_quantised import collect
 
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["LoadReport", "expected_shapes", "is_ignored", "load_hf", "refresh_derived"]
+__all__ = ["LoadReport", "expected_shapes", "is_ignored", "load_hf", "quantised_modules", "refresh_derived"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,12 @@ def load_hf(layer: MLA, state_dict: Mapping[str, Tensor], prefix: str, *, partia
     _put_dense(layer, wanted, dense)
     loaded = tuple(name for name in given if name in dense or name in found.names)
     return LoadReport(loaded, tuple(sorted(ignored)), (*dense, *found.weights))
+
+
+def quantised_modules(layer: MLA) -> dict[str, QuantisedLinear]:
+    """Modules whose weight is kept quantised, by checkpoint name."""
+    found = {name.removesuffix(".weight"): holder(layer, name) for name in places(layer)}
+    return {name: module for name, module in found.items() if isinstance(module, QuantisedLinear)}
 
 
 def refresh_derived(layer: MLA) -> None:
