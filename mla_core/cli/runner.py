@@ -14,6 +14,7 @@ import torch
 
 from mla_core import weights
 from mla_core.checkpoint import Checkpoint, open_checkpoint, write_checkpoint
+from mla_core.checkpoint_weights import check
 from mla_core.cli.engine import Engine, Outcome
 from mla_core.cli.exact_weights import exact_weights
 from mla_core.cli.inputs import Inputs, random_inputs, text_inputs
@@ -122,7 +123,12 @@ class Runner:
         with self.bar("reading weights", len(layers)) as advance:
             for layer in layers:
                 stored = checkpoint.attention(layer.layer_idx)
-                layer.load_hf(stored)
+                try:
+                    layer.load_hf(stored)
+                except CheckpointError:
+                    # All layers at once, and under the checkpoint's own names, where its headers show it.
+                    check(checkpoint, [layer.layer_idx for layer in layers])
+                    raise
                 read += sum(value.nbytes for value in stored.values())
                 advance(1)
         seconds = time.perf_counter() - started

@@ -17,6 +17,7 @@ from mla_core.checkpoint import open_checkpoint, write_checkpoint
 from mla_core.cli.app import app
 from mla_core.config_presets import PRESETS
 from mla_core.layer import MLA
+from tests.unit.test_checkpoint_weights import CONFIG, broken
 
 TINY = {
     "model_type": "deepseek_v3",
@@ -223,6 +224,17 @@ def test_a_checkpoint_with_wrong_shapes_is_refused(tmp_path):
     shown = run(str(tmp_path / "x"), "--dtype", "float32")
     assert shown.exit_code == 2
     assert "kv_b_proj.weight has shape [48, 16], expected [54, 16]" in shown.stderr
+
+
+def test_what_is_wrong_with_several_layers_is_said_at_once_and_by_the_checkpoints_names(tmp_path):
+    write_checkpoint(tmp_path / "checkpoint", CONFIG, broken("model.layers.{}.attention.", "dense"))
+    shown = run(str(tmp_path / "checkpoint"), "--layers", "0-1")
+    assert shown.exit_code == 2
+    assert shown.stderr.splitlines()[1:] == [
+        "  model.layers.0.attention.dense.weight is missing, expected [64, 32]",
+        "  model.layers.1.attention.k_proj.weight [5] is unexpected",
+        "  model.layers.1.attention.kv_b_proj.weight has shape [3, 4], expected [64, 32]",
+    ]
 
 
 def test_a_quantised_checkpoint_is_judged_by_what_its_tensors_stand_for(tmp_path):
