@@ -16,12 +16,15 @@ from mla_core.step import Step
 
 if TYPE_CHECKING:
     from mla_core.layer import MLA
+    from mla_core.quant.fp4_hidden import Fp4Hidden
 
 __all__ = ["check_cache", "check_call", "check_graph", "check_lse", "check_page_size", "warn_if_stale"]
 
 
-def check_call(layer: MLA, hidden_TD: Tensor, step: Step) -> None:
-    """Is the layer ready, and do the hidden states and the step fit it and each other?"""
+def check_call(
+    layer: MLA, hidden_TD: Tensor | Fp4Hidden, step: Step, latent_TX: Tensor | None = None
+) -> None:
+    """Is the layer ready, and do the hidden states, given latents and the step fit it and each other?"""
     if not layer.ready:
         missing = sorted(layer.expected_shapes().keys() - layer.loaded)
         raise WeightsNotReady(
@@ -33,18 +36,24 @@ def check_call(layer: MLA, hidden_TD: Tensor, step: Step) -> None:
             "the layer is for inference only, but hidden states require grad; detach them, or call it "
             "under torch.no_grad()"
         )
-    rows, width = step.batch.num_rows, layer.config.hidden_size
-    if hidden_TD.shape != (rows, width) or hidden_TD.dtype != layer.dtype:
-        raise ContractError(
-            f"hidden states must be [{rows}, {width}] of {layer.dtype} for this step, "
-            f"got {list(hidden_TD.shape)} of {hidden_TD.dtype}"
-        )
+    _check_rows(layer, step, "hidden states", hidden_TD, layer.config.hidden_size)
+    if latent_TX is not None:
+        _check_rows(layer, step, "latent_TX", latent_TX, layer.config.latent_width)
     if step.signature is not layer.signature:
         raise ContractError(
             "the step was prepared by a layer with another plan, config, cache layout or workspace; "
             "call prepare on this layer"
         )
     _mark_written(layer, step)
+
+
+def _check_rows(layer: MLA, step: Step, name: str, given: Tensor | Fp4Hidden, width: int) -> None:
+    rows = step.batch.num_rows
+    if given.shape != (rows, width) or given.dtype != layer.dtype:
+        raise ContractError(
+            f"{name} must be [{rows}, {width}] of {layer.dtype} for this step, "
+            f"got {list(given.shape)} of {given.dtype}"
+        )
 
 
 def _mark_written(layer: MLA, step: Step) -> None:

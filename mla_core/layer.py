@@ -25,6 +25,7 @@ from mla_core.request import LayerRequest, Reason
 from mla_core.resolve import resolve
 from mla_core.spec import parse
 from mla_core.stages.output import AttentionOutput
+from mla_core.stages.project import with_latent
 from mla_core.stages.rope import scale_queries
 from mla_core.step import Step
 
@@ -82,9 +83,15 @@ class MLA(nn.Module):
         self._select(backend)
         self._create_weights(fuse_qkv_a)
 
-    def forward(self, hidden_TD: Tensor | Fp4Hidden, step: Step) -> Tensor:
-        """New hidden states [T, D] of the step's tokens; padded rows are 0. `step` comes from `prepare`."""
-        output = self._attention(hidden_TD, step, want_lse=False)
+    def forward(
+        self, hidden_TD: Tensor | Fp4Hidden, step: Step, *, latent_TX: Tensor | None = None
+    ) -> Tensor:
+        """New hidden states [T, D] of the step's tokens; padded rows are 0. `step` comes from `prepare`.
+
+        latent_TX: rows [T, L + R] for the new tokens, computed elsewhere, instead of kv_a_proj's: the normed
+        latent, then the rope key before rotation.
+        """
+        output = self._attention(hidden_TD, step, latent_TX, want_lse=False)
         gated_THV = self.program.gate(self, output.values_THV, hidden_TD)
         hidden_TD = self.program.project_out(self, gated_THV, step.batch)
         return step.zero_padding(hidden_TD)
@@ -95,19 +102,21 @@ class MLA(nn.Module):
         """Everything before gate and o_proj: (out [T, H, V], lse [T, H] float32 or None)."""
         if return_lse:
             admission.check_lse(self)
-        output = self._attention(hidden_TD, step, want_lse=return_lse)
+        output = self._attention(hidden_TD, step, None, want_lse=return_lse)
         step.zero_padding(output.values_THV)
         if output.lse_TH is not None:
             step.zero_padding(output.lse_TH, -torch.inf)
         return output.values_THV, output.lse_TH
 
-    def _attention(self, hidden_TD: Tensor | Fp4Hidden, step: Step, *, want_lse: bool) -> AttentionOutput:
-        admission.check_call(self, hidden_TD, step)
+    def _attention(
+        self, hidden_TD: Tensor | Fp4Hidden, step: Step, latent_TX: Tensor | None, *, want_lse: bool
+    ) -> AttentionOutput:
+        admission.check_call(self, hidden_TD, step, latent_TX)
         run = self.program
         values_THV = run.create_output(self, hidden_TD, step.batch).unflatten(1, (self.num_heads, -1))
         lse_TH = values_THV.new_empty(values_THV.shape[:2], dtype=torch.float32) if want_lse else None
         output = AttentionOutput(values_THV, lse_TH)
-        projected = run.project(self, hidden_TD, step.batch)
+        projected = with_latent(run.project(self, hidden_TD, step.batch), latent_TX)
         scale_queries(projected, step)
         run.rope(self, projected, step)
         run.append(self, projected, step)

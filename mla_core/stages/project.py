@@ -5,7 +5,7 @@ Legend: T tokens, D model, Q q-lora, H heads, E = N + R query head, L latent, R 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mla_core.batch import Batch
     from mla_core.layer import MLA
 
-__all__ = ["Projected", "project"]
+__all__ = ["Projected", "project", "with_latent"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,3 +48,12 @@ def project(layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
         latent_TL = latent_TL * config.latent_scale
     q_lora_TQ = None if q_a_TQ is None else plain(query_input)
     return Projected(query_THE, latent_TL, k_rope_TR, hidden, q_lora_TQ)
+
+
+def with_latent(projected: Projected, latent_TX: Tensor | None) -> Projected:
+    """The same queries with given rows [T, L + R] for the new tokens; unchanged without any."""
+    if latent_TX is None:
+        return projected
+    # A copy: the rope stage rotates in place, and the rows are the caller's.
+    latent_TL, k_rope_TR = latent_TX.clone().tensor_split([projected.latent_TL.shape[1]], dim=1)
+    return replace(projected, latent_TL=latent_TL, k_rope_TR=k_rope_TR)
