@@ -264,3 +264,20 @@ def conformance(
             typer.echo("\n".join([*result.lines(), "", *row]))
     if result.problems:
         raise typer.Exit(FAILED)
+
+
+@app.command(epilog=parameter.examples("mla new my_backend", "mla new my_backend --into ~/plugins"))
+def new(
+    name: Annotated[str, typer.Argument(help="Of the backend: small letters, digits, underscores.")],
+    into: Annotated[Path, typer.Option(help="Where the package's folder is made.")] = Path(),
+    debug: parameter.Debug = False,
+) -> None:
+    """Write a complete plugin package: manifest, one kernel, tests, CI. It passes its tests as it is."""
+    from mla_core.cli.new import create
+    from mla_core.registry import default
+
+    with reporting(debug):
+        files = create(name, into, default())
+    folder = next(path.parent for path in files if path.name == "pyproject.toml")
+    typer.echo("\n".join(f"wrote {path}" for path in sorted(files)))
+    typer.echo(f"\nnext:\n  cd {folder}\n  pip install -e '.[test]'\n  mla conformance {name}\n  pytest")
