@@ -5,6 +5,8 @@ Legend: D model, Q q-lora, L latent, N nope, R rope, E = N + R query head, H hea
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -94,22 +96,25 @@ class Projections(nn.Module):
         """
         return self.q_proj(x_TX) if self.q_lora_rank is None else self.q_b_proj(x_TX)
 
-    def unfuse(self) -> None:
-        """Two down projections instead of one fused matrix, with its weights: quantised ones stay apart."""
+    def unfuse(self, replaced: Collection[str]) -> None:
+        """Two down projections instead of one fused matrix: quantised ones stay apart. The weights of those
+        about to be `replaced` are not copied.
+        """
         if not self.fused:
             return
         rows = {"q_a_proj": slice(0, self.q_lora_rank), "kv_a_proj_with_mqa": slice(self.q_lora_rank, None)}
         for name, own in rows.items():
-            setattr(self, name, _part(self.qkv_a_proj, own))
+            setattr(self, name, _part(self.qkv_a_proj, own, copy=name not in replaced))
         del self.qkv_a_proj
         self.fused = False
 
 
-def _part(module: Linear, rows: slice) -> Linear:
+def _part(module: Linear, rows: slice, *, copy: bool) -> Linear:
     """Some output rows of a module, as a module of its own."""
     weight, bias = module.weight[rows], module.bias
     own = Linear(weight.shape[1], weight.shape[0], bias is not None, weight.dtype, weight.device)
-    own.weight.copy_(weight)
+    if copy:
+        own.weight.copy_(weight)
     if own.bias is not None and bias is not None:
         own.bias.copy_(bias[rows])
     return own

@@ -132,8 +132,8 @@ class SplitUp(nn.Module):
             self.w_uv_HVL[start:stop] = part_HXL[:, nope:]
 
 
-# Elements of kv_b_proj that are dequantised at once.
-_AT_ONCE = 1 << 20
+# Elements of kv_b_proj that are dequantised at once: few, because allocators keep what temporaries took.
+_AT_ONCE = 1 << 17
 
 
 def _product(x: Tensor, weights: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from mla_core.quant.weight import QuantisedWeight
 if TYPE_CHECKING:
     from mla_core.layer import MLA
 
-__all__ = ["Place", "destination", "holder", "install", "make_dense", "places", "places_of"]
+__all__ = ["Place", "destination", "holder", "install", "make_dense", "places", "places_of", "unfuse"]
 
 _FUSED = ("q_a_proj", "kv_a_proj_with_mqa")
 
@@ -96,6 +97,13 @@ def holder(layer: MLA, name: str) -> nn.Module:
     return getattr(parent, attribute)
 
 
+def unfuse(layer: MLA, names: Collection[str]) -> None:
+    """Take the fused matrix apart when one of its parts is among these tensors, about to be replaced."""
+    parts = {name.rpartition(".")[0] for name in names}.intersection(_FUSED)
+    if parts:
+        layer.projections.unfuse(parts)
+
+
 def install(layer: MLA, name: str, weight: QuantisedWeight) -> None:
     """Put this rank's part of a quantised weight in its place: in place when the same kind is there."""
     module = name.rpartition(".")[0]
@@ -105,8 +113,6 @@ def install(layer: MLA, name: str, weight: QuantisedWeight) -> None:
             parent.kv_b_proj = SplitUp(layer.w_uk_HLN, layer.w_uv_HVL)
         parent.kv_b_proj.split(weight)
         return
-    if module in _FUSED:
-        layer.projections.unfuse()
     present = getattr(parent, attribute)
     if isinstance(present, QuantisedLinear) and present.fits(weight):
         present.copy_(weight)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mla_core.errors import CheckpointError
 from mla_core.projections import QuantisedLinear, SplitUp
 from mla_core.quant.weight import QuantisedWeight
-from mla_core.weight_places import Place, destination, holder, install, make_dense, places
+from mla_core.weight_places import Place, destination, holder, install, make_dense, places, unfuse
 from mla_core.weights_quantised import collect
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def is_ignored(name: str) -> bool:
 
 
 def _put_quantised(layer: MLA, wanted: Mapping[str, Place], weights: Mapping[str, QuantisedWeight]) -> None:
+    if layer.keep_quantised:
+        unfuse(layer, weights.keys())
     for name, weight in weights.items():
         own = wanted[name].cut_quantised(layer, weight)
         if layer.keep_quantised:

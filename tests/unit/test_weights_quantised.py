@@ -210,6 +210,15 @@ def test_a_layer_may_be_reloaded_in_another_format(first, second):
     assert error(layer, dense) < TOLERANCE
 
 
+@pytest.mark.parametrize("module", ["q_a_proj", "kv_a_proj_with_mqa"])
+def test_one_half_of_the_fused_matrix_may_become_quantised_and_the_other_stays(module):
+    layer = loaded(WEIGHTS)
+    name = f"{module}.weight"
+    stored = quantise("fp8_block", NEWER[name])
+    layer.load_hf({f"{module}.{part}": tensor for part, tensor in stored.tensors.items()}, partial=True)
+    assert error(layer, {**WEIGHTS, name: stored.values}) < TOLERANCE
+
+
 def test_a_dense_kv_b_proj_may_follow_a_quantised_one():
     given, dense = checkpoint("fp8_block", WEIGHTS)
     layer = loaded(given)
@@ -257,6 +266,14 @@ def test_casting_a_model_leaves_codes_and_scales_as_they_are():
     assert error(layer, dense) < TOLERANCE
 
 
+def test_quantised_modules_are_listed_by_checkpoint_name():
+    given, _ = checkpoint("fp8_block", WEIGHTS)
+    # kv_b_proj is split, not kept.
+    names = {name.removesuffix(".weight") for name in MATRICES} - {"kv_b_proj"}
+    assert loaded(given).quantised_modules.keys() == names
+    assert loaded(WEIGHTS).quantised_modules == {}
+
+
 def test_a_kernel_may_replace_the_product():
     given, dense = checkpoint("fp8_block", WEIGHTS)
     layer = loaded(given)
@@ -266,7 +283,7 @@ def test_a_kernel_may_replace_the_product():
         seen.append(weight.format.id)
         return multiply(x, weight, bias)
 
-    layer.o_proj.multiply = kernel
+    layer.quantised_modules["o_proj"].multiply = kernel
     assert error(layer, dense) < TOLERANCE
     assert seen == ["fp8"] * len(STEPS)
 
