@@ -7,7 +7,8 @@ import inspect
 import pytest
 import torch
 
-from mla_core import MLA, Batch
+from mla_core import MLA, Batch, hookimpl
+from tests import fakes
 from tests.support import TOLERANCE, World, build, random_weights, relative_error, tiny_config
 
 STEPS = [[(0, 5), (1, 3)], [(1, 1), (0, 2)], [(0, 1), (1, 1)]]
@@ -64,3 +65,18 @@ def test_a_replica_with_other_weights_would_be_noticed():
     world = World(build(tiny_config(), weights), LENGTHS, weights=weights)
     together = world.outputs([(0, 8)])[0]
     assert relative_error(solo(others, world.requests[0].hidden_SD), together.double()) > 0.1
+
+
+class Reader(fakes.Counting):
+    """Notes what it finds on the layer when its weights are created."""
+
+    @hookimpl
+    def create_weights(self, layer: MLA) -> None:
+        self.found = (layer.config, layer.softmax_scale, layer.layer_idx, layer.plan.choices["mqa"])
+
+
+def test_a_hook_finds_config_scale_index_and_plan_on_its_layer():
+    config = tiny_config()
+    with fakes.registered("reader", Reader):
+        layer = MLA(config, backend="reader", dtype=torch.float32, layer_idx=3)
+    assert layer.kernels.mqa.found == (config, (10 + 4) ** -0.5, 3, "reader")
