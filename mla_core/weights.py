@@ -76,7 +76,7 @@ def load_hf(layer: MLA, state_dict: Mapping[str, Tensor], prefix: str, *, partia
 
 def quantised_modules(layer: MLA) -> dict[str, QuantisedLinear]:
     """Modules whose weight is kept quantised, by checkpoint name."""
-    found = {name.removesuffix(".weight"): holder(layer, name) for name in places(layer)}
+    found = {name.rpartition(".")[0]: holder(layer, name) for name in places(layer)}
     return {name: module for name, module in found.items() if isinstance(module, QuantisedLinear)}
 
 
