@@ -43,17 +43,21 @@ class MhaShape:
     depth: int
 
 
-# (keys, warps, depth, resident) of mqa by (form, rows, 2- or 4-byte dtype, packed cache), for 512 latent
-# values, from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, 99 KB.
-_MQA: dict[tuple[Form, int, int, bool], tuple[tuple[int, int, int, int], ...]] = {
-    ("rows", 64, 2, False): ((64, 8, 3, 1), (32, 8, 2, 1), (16, 8, 1, 1)),
-    ("rows", 64, 2, True): ((64, 8, 2, 1), (32, 8, 2, 1), (16, 8, 1, 1)),
-    ("rows", 16, 4, False): ((16, 4, 2, 1), (16, 4, 2, 1), (16, 4, 1, 1)),
-    ("rows", 16, 4, True): ((16, 4, 1, 1), (16, 4, 1, 1), (16, 4, 1, 1)),
-    ("columns", 16, 2, False): ((64, 4, 3, 1), (32, 4, 3, 1), (32, 4, 2, 1)),
-    ("columns", 16, 2, True): ((64, 4, 2, 1), (32, 4, 2, 1), (32, 4, 2, 1)),
-    ("columns", 32, 2, False): ((64, 8, 3, 1), (32, 8, 2, 1), (16, 8, 2, 1)),
-    ("columns", 32, 2, True): ((64, 8, 2, 1), (32, 8, 2, 1), (16, 8, 2, 1)),
+# (rows, keys, warps, depth, resident) of mqa by (form, bytes of the dtype, packed cache), made for 512
+# latent values; from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, and 99 KB.
+_Cut = tuple[int, int, int, int, int]
+_MQA: dict[tuple[Form, int, bool], tuple[_Cut, _Cut, _Cut]] = {
+    ("rows", 2, False): ((64, 64, 8, 3, 1), (64, 32, 8, 2, 1), (32, 16, 4, 1, 1)),
+    ("rows", 2, True): ((64, 64, 8, 2, 1), (64, 32, 8, 2, 1), (32, 16, 4, 1, 1)),
+    ("rows", 4, False): ((16, 16, 8, 2, 1), (16, 16, 8, 2, 1), (16, 16, 8, 1, 1)),
+    ("rows", 4, True): ((16, 16, 8, 1, 1), (16, 16, 8, 1, 1), (16, 16, 8, 1, 1)),
+    ("columns", 2, False): ((16, 64, 4, 3, 1), (16, 32, 4, 3, 1), (16, 32, 4, 2, 1)),
+    ("columns", 2, True): ((16, 32, 4, 2, 2), (16, 32, 4, 2, 1), (16, 32, 4, 2, 1)),
+}
+# The same for tiles of 17 to 32 columns.
+_MORE_COLUMNS: dict[bool, tuple[_Cut, _Cut, _Cut]] = {
+    False: ((32, 64, 8, 3, 1), (32, 32, 8, 2, 1), (32, 16, 8, 2, 1)),
+    True: ((32, 64, 8, 2, 1), (32, 32, 8, 2, 1), (32, 16, 8, 2, 1)),
 }
 _MHA = {
     2: (MhaShape(128, 64, 8, 2), MhaShape(128, 32, 8, 2), MhaShape(64, 32, 4, 2)),
@@ -65,15 +69,13 @@ _WIDE, _MIDDLE = 232448, 166912
 
 def mqa_shape(form: str, max_rows: int, itemsize: int, packed: bool, shared_memory: int) -> MqaShape:
     """The decode shape for requests of at most `max_rows` query rows; form "auto" goes by that number."""
-    if itemsize == 4:
-        # Four-byte products do not run on tensor cores, so nothing is gained by many rows or by columns.
-        chosen, rows, group = "rows", 16, 1
-    elif form == "columns" or (form == "auto" and max_rows <= _FEW):
-        chosen, rows, group = "columns", _SMALLEST_TILE if max_rows <= _SMALLEST_TILE else _FEW, 1
-    else:
-        chosen, rows, group = "rows", 64, 2 if max_rows > 64 else 1
-    keys, warps, depth, resident = _MQA[chosen, rows, itemsize, packed][_column(shared_memory)]
-    return MqaShape(chosen, group, rows, keys, warps, depth, resident)
+    column = _column(shared_memory)
+    # Four-byte products do not run on tensor cores: columns gain nothing there.
+    if itemsize == 4 or form == "rows" or (form == "auto" and max_rows > _FEW):
+        rows, *rest = _MQA["rows", itemsize, packed][column]
+        return MqaShape("rows", 2 if max_rows > rows else 1, rows, *rest)
+    cuts = _MQA["columns", 2, packed] if max_rows <= _SMALLEST_TILE else _MORE_COLUMNS[packed]
+    return MqaShape("columns", 1, *cuts[column])
 
 
 def mha_shape(itemsize: int, shared_memory: int) -> MhaShape:

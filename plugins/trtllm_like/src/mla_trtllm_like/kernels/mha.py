@@ -56,27 +56,24 @@ def mha(
         key_base = key + first_key * key_stride_t + head * key_stride_h
         value_base = value + first_key * value_stride_t + head * value_stride_h
         for phase in tl.static_range(2):
-            MASK: tl.constexpr = phase == 1
-            start_at = full if MASK else 0
-            stop_at = limit if MASK else full
-            for start in tl.range(start_at, stop_at, KEYS, num_stages=DEPTH):
+            for start in tl.range(full * phase, full if phase == 0 else limit, KEYS, num_stages=DEPTH):
                 s = start + tl.arange(0, KEYS)
                 live = s < limit
-                at = key_base + s.to(tl.int64) * key_stride_t
-                k = _columns(at, part, live, key_stride_e, WIDTH, HEAD_PAD)
+                key_row = key_base + s.to(tl.int64) * key_stride_t
+                k = _columns(key_row, part, live, key_stride_e, WIDTH, HEAD_PAD)
                 scores = dot(q, tl.trans(k), tl.zeros((ROWS, KEYS), tl.float32))
                 if REST_PAD > 0:
-                    k_rest = _columns(at, rest, live, key_stride_e, WIDTH, HEAD_PAD + REST_PAD)
+                    k_rest = _columns(key_row, rest, live, key_stride_e, WIDTH, HEAD_PAD + REST_PAD)
                     scores = dot(q_rest, tl.trans(k_rest), scores)
                 scores *= score_scale
-                if MASK:
+                if phase == 1:
                     scores = tl.where(s[None, :] < visible[:, None], scores, MASKED)
                 higher = tl.maximum(maximum, tl.max(scores, 1))
                 shrink = tl.exp2(maximum - higher)
                 weights = tl.exp2(scores - higher[:, None])
                 total = total * shrink + tl.sum(weights, 1)
-                at = value_base + s.to(tl.int64) * value_stride_t
-                v = _columns(at, value_column, live, value_stride_v, VALUE, VALUE_PAD)
+                value_row = value_base + s.to(tl.int64) * value_stride_t
+                v = _columns(value_row, value_column, live, value_stride_v, VALUE, VALUE_PAD)
                 values = dot(rounded(weights, v.dtype), v, values * shrink[:, None])
                 maximum = higher
         # A NaN in `total` stays one: only an exact 0 means that nothing was seen.
@@ -85,8 +82,8 @@ def mha(
         values *= (1.0 / total)[:, None]
         out_row = out + (first_query + row) * out_stride_t + head * out_stride_h
         mask = used[:, None] & (value_column < VALUE)[None, :]
-        at = out_row[:, None] + (value_column * out_stride_v)[None, :]
-        tl.store(at, rounded(values, out.dtype.element_ty), mask=mask)
+        out_at = out_row[:, None] + (value_column * out_stride_v)[None, :]
+        tl.store(out_at, rounded(values, out.dtype.element_ty), mask=mask)
         if HAS_LSE:
             sums = tl.where(empty, float("-inf"), (maximum + tl.log2(total)) * 0.6931471805599453)
             tl.store(lse + (first_query + row) * lse_stride_t + head * lse_stride_h, sums, mask=used)

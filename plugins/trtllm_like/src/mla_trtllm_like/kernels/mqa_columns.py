@@ -41,9 +41,9 @@ def mqa_columns(
         request = skip_idle(bounds, request, cursor)
         tile, tile_begin, tile_end = fragment(bounds, key_lens, request, cursor, KEYS)
         stop = tl.minimum(end, tile_end)
-        first_token = tl.load(query_start + request)
-        tokens = tl.load(query_start + request + 1) - first_token
-        keys = tl.load(key_lens + request)
+        first_token = tl.load(query_start + request).to(tl.int32)
+        tokens = tl.load(query_start + request + 1).to(tl.int32) - first_token
+        keys = tl.load(key_lens + request).to(tl.int32)
         row = (tile.to(tl.int32) * GROUP + member) * ROWS + tl.arange(0, ROWS)
         used = row < tokens * heads
         token, head = row // heads, row % heads
