@@ -59,5 +59,5 @@ def test_two_block_sizes_in_one_model_are_refused():
         "group_0": group(block_structure=[128, 128]),
         "group_1": group(block_structure=[64, 64]),
     }
-    with pytest.raises(ConfigError, match="quantization_config.*one block size for all weights"):
+    with pytest.raises(ConfigError, match=r"quantization_config.*one block size for all weights"):
         block({"config_groups": groups})

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mla_core import MLA
+from mla_core import MLA, hookimpl
 from mla_core.config import GateConfig
 from mla_core.projections import Linear, QuantisedLinear, SplitUp
 from mla_core.quant import weight_formats
 from mla_core.quant.fp4_hidden import Fp4Hidden, rms_norm_fp4
+from mla_core.quant.weight import QuantisedWeight, multiply
+from tests.fakes import Counting, registered
 from tests.quantise import checkpoint, quantise
 from tests.support import World, build, random_weights, tiny_config
 
@@ -110,6 +112,29 @@ def test_the_halves_of_kv_b_give_what_the_whole_gives():
 
 
 # A whole layer.
+
+
+class OwnProducts(Counting):
+    """A plugin that multiplies by FP8 weights itself."""
+
+    @hookimpl
+    def prepare_weights(self, layer: MLA) -> None:
+        for module in layer.quantised_modules.values():
+            if module.stored.format.id == "fp8":
+                module.multiply = self.product
+
+    def product(self, x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+        self.calls["product"] += 1
+        return multiply(x, weight, bias)
+
+
+def test_a_plugin_replaces_the_products_in_its_prepare_weights_hook():
+    given, _ = checkpoint("fp8_block", WEIGHTS)
+    with registered("hooked", OwnProducts):
+        layer = build(CONFIG, given, backend="hooked")
+        assert torch.equal(outputs(layer, rows()), outputs(build(CONFIG, given), rows()))
+    # q_a, q_b, kv_a, o and the gate; kv_b_proj is split instead.
+    assert layer.kernels.mqa.calls["product"] == 5
 
 
 def outputs(layer: MLA, hidden: Tensor | Fp4Hidden) -> Tensor:
