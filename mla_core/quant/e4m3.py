@@ -23,7 +23,7 @@ def encode(x: Tensor) -> Tensor:
 
 def decode(codes: Tensor) -> Tensor:
     """The values of codes (float8_e4m3fn, or the same bits as uint8) in float32, exactly."""
-    if codes.device.type == "cpu" and codes.numel() and not _any_nan(codes):
+    if codes.device.type == "cpu" and codes.numel() >= _WORTHWHILE and not _any_nan(codes):
         return _by_shift(codes)
     return codes.view(torch.float8_e4m3fn).float()
 
@@ -33,8 +33,8 @@ def _any_nan(codes: Tensor) -> bool:
 
 
 def _by_shift(codes: Tensor) -> Tensor:
-    """Ten times as fast as torch's conversion on CPUs: the bits are those of a float16 that is 2^8 too small,
-    its exponent one bit longer and of bias 15. NaN codes would come out as ±480.
+    """Seven to nine times as fast as torch's conversion of many codes on a CPU: the bits are those of a
+    float16 that is 2^8 too small, its exponent one bit longer and of bias 15. NaN would come out as ±480.
     """
     bits = codes.view(torch.int8).short()
     bits <<= 7
@@ -43,5 +43,7 @@ def _by_shift(codes: Tensor) -> Tensor:
     return bits.view(torch.float16).float().mul_(_BIAS_GAP)
 
 
+# Below this many codes the fixed cost of several operations outweighs the gain.
+_WORTHWHILE = 1 << 14
 _NAN = 0x7F
 _BIAS_GAP = 2.0 ** (15 - 7)

@@ -66,3 +66,16 @@ def test_nan_stays_nan():
 def test_sixteen_bit_inputs_round_once(dtype):
     x = torch.linspace(-300, 300, 997).to(dtype)
     assert codes(x.tolist(), dtype) == codes(x.float().tolist())
+
+
+@pytest.mark.parametrize("nan", [False, True], ids=["without-nan", "with-nan"])
+def test_many_codes_decode_like_few(nan):
+    """Large tensors take another way on CPUs."""
+    known = torch.tensor([code for code in range(256) if nan or code & 0x7F != 0x7F], dtype=torch.uint8)
+    many = known.repeat(200)
+    assert many.numel() > e4m3._WORTHWHILE > known.numel()
+    found, expected = e4m3.decode(many), e4m3.decode(known).repeat(200)
+    assert torch.equal(
+        found.view(torch.int32)[~expected.isnan()], expected.view(torch.int32)[~expected.isnan()]
+    )
+    assert torch.equal(found.isnan(), expected.isnan())
