@@ -39,7 +39,9 @@ def lse_error(actual: Tensor, expected: Tensor) -> float:
     return float(difference.abs().nan_to_num(nan=torch.inf).max()) if difference.numel() else 0.0
 
 
-def textbook(q_TE: Tensor, k_SE: Tensor, v_SV: Tensor, visible_T: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def textbook(
+    q_TE: Tensor, k_SE: Tensor, v_SV: Tensor, visible_T: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
     """softmax(scale q k^T) v and its lse in float64, row t over its first visible[t] keys."""
     scores_TS = q_TE.double() @ k_SE.double().T * scale
     hidden = torch.arange(k_SE.shape[0], device=k_SE.device) >= visible_T.unsqueeze(1)

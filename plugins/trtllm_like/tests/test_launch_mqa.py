@@ -7,7 +7,13 @@ import torch
 
 from mla_trtllm_like import launch_mqa
 from mla_trtllm_like.tuning import MqaShape
-from plugins.trtllm_like.tests.support import LSE_TOLERANCE, ROW_TOLERANCE, PagedCase, lse_error, relative_error
+from plugins.trtllm_like.tests.support import (
+    LSE_TOLERANCE,
+    ROW_TOLERANCE,
+    PagedCase,
+    lse_error,
+    relative_error,
+)
 
 ROWS = MqaShape("rows", group=1, rows=16, keys=16, warps=4, depth=2, resident=1)
 PAIRS = MqaShape("rows", group=2, rows=16, keys=16, warps=4, depth=2, resident=1)

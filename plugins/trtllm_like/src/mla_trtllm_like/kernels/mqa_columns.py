@@ -100,7 +100,9 @@ def mqa_columns(
         sums = tl.where(empty, float("-inf"), maximum + tl.log2(total))
         if (cursor == tile_begin) & (stop == tile_end):
             out_row = out + (first_token + token).to(tl.int64) * out_stride_t + head * out_stride_h
-            tl.store(out_row[None, :] + (column * out_stride_x)[:, None], rounded(values, DTYPE), mask=in_latent)
+            tl.store(
+                out_row[None, :] + (column * out_stride_x)[:, None], rounded(values, DTYPE), mask=in_latent
+            )
             if HAS_LSE:
                 lse_at = lse + (first_token + token).to(tl.int64) * lse_stride_t + head * lse_stride_h
                 tl.store(lse_at, sums * 0.6931471805599453, mask=used)

@@ -9,7 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["LOG2_E", "dot", "e2m1_code", "e4m3_code", "from_e2m1", "from_e4m3", "round_to_even", "rounded", "ue8m0_up"]
+__all__ = [
+    "LOG2_E",
+    "dot",
+    "e2m1_code",
+    "e4m3_code",
+    "from_e2m1",
+    "from_e4m3",
+    "round_to_even",
+    "rounded",
+    "ue8m0_up",
+]
 
 LOG2_E = 1.4426950408889634
 
@@ -42,9 +52,8 @@ def rounded(x, DTYPE: tl.constexpr):
 def from_e4m3(code):
     """e4m3 bytes as float32, exactly: their bits are those of a float32 that is 2^120 too small."""
     bits = code.to(tl.int32)
-    size = ((bits & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    size = tl.where((bits & 0x7F) == 0x7F, float("nan"), size)
-    return tl.where(bits >= 0x80, -size, size)
+    value = (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value * 1.329227995784916e36)
 
 
 @triton.jit

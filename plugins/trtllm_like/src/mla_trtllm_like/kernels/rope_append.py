@@ -86,9 +86,7 @@ def _places(pair, STYLE: tl.constexpr, ROPE: tl.constexpr):
 
 
 @triton.jit
-def _rotated(
-    key_row, angles, place, stride, cos_stride, sin_stride, STYLE: tl.constexpr, ROPE: tl.constexpr
-):
+def _rotated(key_row, angles, place, stride, cos_stride, sin_stride, STYLE: tl.constexpr, ROPE: tl.constexpr):
     """The rotated key values at these places, rounded to the key's type, then float32; 0 beyond ROPE."""
     live = place < ROPE
     value = tl.load(key_row + place * stride, mask=live, other=0.0)
