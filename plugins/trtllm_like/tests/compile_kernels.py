@@ -15,6 +15,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 sys.path.append(str(Path(__file__).parents[1] / "src"))
@@ -52,6 +53,7 @@ def compile_kernel(
         (names.index(name),): [["tt.divisibility", 16]] for name in aligned if name not in constants
     }
     source = ASTSource(kernel, types, constants, attributes)
+    options = {"enable_fp_fusion": True, **options}
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     return {"shared": built.metadata.shared, "spilled": _spilled(built.asm["ptx"], arch)}
 
@@ -73,7 +75,7 @@ def _spilled(ptx: str, arch: int) -> int:
         path.write_text(ptx, encoding="utf-8")
         gpu = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
         command = [
-            triton.knobs.nvidia.ptxas.path,
+            get_ptxas(arch).path,
             "-v",
             f"--gpu-name={gpu}",
             str(path),

@@ -41,6 +41,7 @@ def mha(
             CAUSAL=segments.causal, HAS_LSE=lse_TH is not None, WIDTH=width, HEAD_PAD=head_pad,
             REST_PAD=rest_pad, VALUE=v_SHV.shape[2], VALUE_PAD=padded(v_SHV.shape[2]), ROWS=shape.rows,
             KEYS=shape.keys, DEPTH=shape.depth, num_warps=shape.warps, num_stages=shape.depth,
+            enable_fp_fusion=True,
         )  # fmt: skip
 
 

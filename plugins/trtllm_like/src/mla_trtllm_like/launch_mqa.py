@@ -64,6 +64,7 @@ def plan(
             TILE_ROWS=made.shape.tile_rows,
             KEYS=made.shape.keys,
             CHUNK=min(_PLAN_CHUNK, triton.next_power_of_2(max(requests, 1))),
+            enable_fp_fusion=True,
         )
     return made
 
@@ -102,11 +103,13 @@ def mqa(
             ROPE_PAD=padded(layout.rope), PAGE_SIZE=cache.page_size, TYPED=data.typed,
             CAUSAL=segments.causal, HAS_LSE=lse_TH is not None, GROUP=shape.group, ROWS=shape.rows,
             KEYS=shape.keys, DEPTH=shape.depth, num_warps=shape.warps, num_stages=shape.depth,
+            enable_fp_fusion=True,
         )  # fmt: skip
         combine[(plan.parts, shape.tile_rows // _COMBINE_ROWS)](
             starts, lengths, *work, partial, partial_lse, out_THL, lse, requests, heads,
             *out_THL.stride(), *lse_strides, LATENT=layout.latent, LATENT_PAD=latent_pad,
             HAS_LSE=lse_TH is not None, TILE_ROWS=shape.tile_rows, KEYS=shape.keys, ROWS=_COMBINE_ROWS,
+            enable_fp_fusion=True,
         )  # fmt: skip
 
 
