@@ -113,6 +113,8 @@ def main() -> None:
     asked = parser.parse_args()
     start, _, end = asked.slice.partition(":")
     chosen = [f for f in faults() if asked.only in f.name][int(start or 0) : int(end) if end else None]
+    if not chosen:
+        raise SystemExit("no fault has that name or number")
     clean = check(None, tuple(sorted({test for fault in chosen for test in fault.tests})))
     if clean.cells or clean.tests:
         raise SystemExit(f"fails without any fault:\n{clean.line}")
