@@ -74,25 +74,11 @@ class Program:
 class _Defaults:
     """The core's own stages, behind every plugin."""
 
-    @hookimpl
-    def create_output(self, layer: MLA, hidden: Tensor, batch: Batch) -> Tensor:
-        return create_output(layer, hidden, batch)
-
-    @hookimpl
-    def project(self, layer: MLA, hidden: Tensor, batch: Batch) -> Projected:
-        return project(layer, hidden, batch)
-
-    @hookimpl
-    def attend(self, layer: MLA, projected: Projected, step: Step, output: AttentionOutput) -> None:
-        attend(layer, projected, step, output)
-
-    @hookimpl
-    def gate(self, layer: MLA, output: Tensor, hidden: Tensor) -> Tensor:
-        return gate(layer, output, hidden)
-
-    @hookimpl
-    def project_out(self, layer: MLA, output: Tensor, batch: Batch) -> Tensor:
-        return project_out(layer, output, batch)
+    create_output = staticmethod(hookimpl(create_output))
+    project = staticmethod(hookimpl(project))
+    attend = staticmethod(hookimpl(attend))
+    gate = staticmethod(hookimpl(gate))
+    project_out = staticmethod(hookimpl(project_out))
 
 
 def bind(plan: Plan, registry: Registry, context: Callable[[str], LayerContext]) -> tuple[Kernels, Program]:

@@ -113,7 +113,8 @@ class MLA(nn.Module):
     ) -> AttentionOutput:
         admission.check_call(self, hidden_TD, step, latent_TX)
         run = self.program
-        values_THV = run.create_output(self, hidden_TD, step.batch).unflatten(1, (self.num_heads, -1))
+        values_TX = run.create_output(self, hidden_TD, step.batch)
+        values_THV = values_TX.view(len(values_TX), self.num_heads, self.config.v_head_dim)
         lse_TH = values_THV.new_empty(values_THV.shape[:2], dtype=torch.float32) if want_lse else None
         output = AttentionOutput(values_THV, lse_TH)
         projected = with_latent(run.project(self, hidden_TD, step.batch), latent_TX)

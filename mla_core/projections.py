@@ -41,7 +41,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight
+        return torch.rms_norm(x, weight.shape, weight, self.eps)
 
 
 class Projections(nn.Module):
