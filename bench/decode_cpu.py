@@ -197,20 +197,30 @@ def framework_overhead(requests: int) -> Case:
     torch.set_num_threads(1)
     problem = Problem.random(torch.float32, requests, 40, 1, **TINY)
     paged = Paged(problem, BACKEND)
-    inline = Inline(paged)
-    calls = {"layer": paged.forward, "same torch calls inline": inline.decode}
+    calls = {
+        "layer": paged.forward,
+        "inline, products through nn.Module": Inline(paged, modules=True).decode,
+        "inline, bare tensors": Inline(paged, modules=False).decode,
+    }
     distances = _distances(problem, {name: call() for name, call in calls.items()})
-    taken = repeated(calls, rounds=100, repeats=10)
-    parts = repeated(stages(paged), rounds=50, repeats=10)
-    overhead = summary(a - b for a, b in zip(*taken.values(), strict=True))
+    taken = repeated(calls, rounds=300, repeats=5)
+    parts = repeated(stages(paged), rounds=100, repeats=5)
     return Case(
         name=f"framework overhead, decode of {requests} at tiny dims",
         unit="µs",
         timings={name: summary(samples) for name, samples in taken.items()}
         | {f"  {name}": summary(samples) for name, samples in parts.items()},
-        targets=[Target("layer - same torch calls inline", overhead, 100.0, at_least=False)],
+        targets=[
+            Target(f"layer - {name}", _excess(taken["layer"], taken[name]), 100.0, at_least=False)
+            for name in list(calls)[1:]
+        ],
         distances=distances,
     )
+
+
+def _excess(longer: list[float], shorter: list[float]) -> Summary:
+    """longer - shorter, round by round."""
+    return summary(a - b for a, b in zip(longer, shorter, strict=True))
 
 
 def _faster(theirs: str, taken: dict[str, list[float]], bound: float) -> Target:

@@ -5,11 +5,13 @@ Legend: B requests, H heads, L latent, N nope, R rope, V value, E = N + R, X = L
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from contestants import Paged
 from timing import Call
-from torch import Tensor
+from torch import Tensor, nn
 
 from mla_core.stages.output import AttentionOutput
 
@@ -17,16 +19,21 @@ __all__ = ["Inline", "stages"]
 
 
 class Inline:
-    """The torch calls of one decode step of `paged`, its backend's included; all else is looked up before."""
+    """The torch calls of one decode step of `paged`, its backend's included; all else is looked up before.
 
-    def __init__(self, paged: Paged) -> None:
+    modules: call the layer's nn.Modules for products and norms, as torch code usually does, instead of
+    functions on bare tensors.
+    """
+
+    def __init__(self, paged: Paged, *, modules: bool) -> None:
         layer, step, config = paged.layer, paged.step, paged.layer.config
-        modules = layer.projections
         self.hidden_BD, self.data = paged.problem.hidden_BD, paged.cache.data
-        self.qkv_a, self.q_b, self.o = modules.qkv_a_proj.weight, modules.q_b_proj.weight, layer.o_proj.weight
-        self.q_norm, self.kv_norm = modules.q_a_layernorm.weight, modules.kv_a_layernorm.weight
+        own = layer.projections
+        linear, norm = (_itself, _itself) if modules else (_bare_linear, _bare_norm)
+        self.qkv_a, self.q_b, self.o = (linear(x) for x in (own.qkv_a_proj, own.q_b_proj, layer.o_proj))
+        self.q_norm, self.kv_norm = norm(own.q_a_layernorm), norm(own.kv_a_layernorm)
         self.w_uk_HNL, self.w_uv_HLV = layer.w_uk_HNL, layer.w_uv_HLV
-        self.eps, self.scale = config.latent_norm_eps, layer.softmax_scale
+        self.scale = layer.softmax_scale
         self.dims = (config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim)
         self.heads, self.nope, self.value = layer.num_heads, config.qk_nope_head_dim, config.v_head_dim
         self.pages, self.offsets = step.targets.pages, step.targets.offsets
@@ -40,11 +47,10 @@ class Inline:
         requests, width = hidden_BD.shape[0], latent + rope
 
         output_BHV = hidden_BD.new_empty(requests, heads * self.value).view(requests, heads, self.value)
-        q_a_BQ, kv_a_BX = F.linear(hidden_BD, self.qkv_a).tensor_split([lora], dim=-1)
-        q_a_BQ = F.rms_norm(q_a_BQ, (lora,), self.q_norm, self.eps)
-        query_BHE = F.linear(q_a_BQ, self.q_b).view(requests, heads, nope + rope)
+        q_a_BQ, kv_a_BX = self.qkv_a(hidden_BD).tensor_split([lora], dim=-1)
+        query_BHE = self.q_b(self.q_norm(q_a_BQ)).view(requests, heads, nope + rope)
         latent_BL, k_rope_BR = kv_a_BX.split([latent, rope], dim=-1)
-        latent_BL = F.rms_norm(latent_BL, (latent,), self.kv_norm, self.eps)
+        latent_BL = self.kv_norm(latent_BL)
 
         for rotated in (query_BHE[..., nope:], k_rope_BR.unsqueeze(1)):
             first, second = rotated[..., 0::2], rotated[..., 1::2]
@@ -59,7 +65,7 @@ class Inline:
         query_BHX[..., latent:] = query_BHE[..., nope:]
         out_BHL = self._attend(query_BHX)
         output_BHV.copy_(torch.bmm(out_BHL.transpose(0, 1), self.w_uv_HLV).transpose(0, 1))
-        return F.linear(output_BHV.reshape(requests, -1), self.o)
+        return self.o(output_BHV.flatten(1))
 
     def _attend(self, query_BHX: Tensor) -> Tensor:
         requests, heads, width = query_BHX.shape
@@ -77,6 +83,19 @@ class Inline:
         out, _ = out[:, 0].masked_fill(empty.unsqueeze(-1), 0.0), lse[:, 0].masked_fill(empty, -torch.inf)
         out_BHL[self.group.rows] = out.reshape(-1, heads, width)[..., :latent]
         return out_BHL
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _bare_linear(module: nn.Module) -> Call:
+    return partial(F.linear, weight=module.weight)
+
+
+def _bare_norm(module: nn.Module) -> Call:
+    weight, eps = module.weight, module.eps
+    return lambda x: torch.rms_norm(x, weight.shape, weight, eps)
 
 
 def stages(paged: Paged) -> dict[str, Call]:

@@ -19,7 +19,7 @@ import torch
 
 __all__ = ["Call", "Summary", "interleaved", "machine", "note", "ratios", "repeated", "summary"]
 
-Call = Callable[[], Any]
+Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
