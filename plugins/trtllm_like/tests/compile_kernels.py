@@ -111,7 +111,8 @@ def compile_mha(arch: int, dtype: str) -> dict[str, Any]:
 
 def compile_rope(arch: int, layout: str, style: str) -> dict[str, Any]:
     constants = _WIDTHS | {
-        "LAYOUT": "plain" if layout in _ELEMENTS else layout, "STYLE": style, "POWER_OF_TWO": True, "HEADS": 16
+        "LAYOUT": "plain" if layout in _ELEMENTS else layout, "STYLE": style, "POWER_OF_TWO": True,
+        "HEADS": 16,
     }  # fmt: skip
     return compile_kernel(
         rope_append, arch, "bf16", layout, constants, {"num_warps": 2, "enable_fp_fusion": False}

@@ -1,4 +1,4 @@
-"""Fixtures: the plugin importable from its sources, and its kernels interpreted where there is no CUDA device."""
+"""Fixtures: the plugin importable from its sources, its kernels interpreted where there is no CUDA."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class PagedCase:
 
     def _expected(self, b: int) -> tuple[Tensor, Tensor]:
         first, queries, keys = sum(self.query_lens[:b]), self.query_lens[b], self.key_lens[b]
-        # Rows with scales of their own are rounded to the query's type when they are decoded, as by every reader.
+        # Rows with scales of their own are rounded to the query's type as they are decoded.
         decoded = self.dtype if self.layout == "fp8_ds_mla" else torch.float32
         latent, rope = self.cache.read(torch.tensor(self.pages[b]), keys, decoded)
         row_SX = torch.cat([latent, rope], dim=1)

@@ -23,7 +23,7 @@ SHARED_MEMORY = {80: 166912, 89: 101376, 90: 232448}
 def compiled(arch: int) -> dict[str, dict[str, int]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(SCRIPT), str(arch)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    found = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stderr[-3000:]
     return json.loads(found.stdout)
 

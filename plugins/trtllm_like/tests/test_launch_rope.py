@@ -13,6 +13,7 @@ from mla_core.stages.rope import rotate
 from mla_trtllm_like.launch_rope import rope_append
 
 TOKENS, HEADS, NOPE = 7, 3, 10
+SCALES = Scales(k_scale=0.3, global_scale=0.013)
 SLOTS = torch.tensor([5, -1, 130, 64, 0, -1, 191])
 DIMS = {"fp8_ds_mla": (512, 64), "nvfp4": (48, 16), "nvfp4_rope_bf16": (48, 16)}
 LAYOUTS = ("fp32", "fp16", "bf16", "fp8_e4m3", "fp8_ds_mla", "nvfp4", "nvfp4_rope_bf16")
@@ -31,7 +32,7 @@ class Written:
 class Tokens:
     """New tokens as strided views, with awkward values, for one layout."""
 
-    def __init__(self, layout, dtype, style, device, scales=Scales(k_scale=0.3, global_scale=0.013)):
+    def __init__(self, layout, dtype, style, device, scales=SCALES):
         latent, rope = DIMS.get(layout, (24, 6))
         self.layout = layout_for(layout, dtype, latent, rope)
         self.scales, self.device, self.style = scales, device, style

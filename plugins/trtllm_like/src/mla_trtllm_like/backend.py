@@ -45,7 +45,7 @@ class TrtllmLike:
     def prepare(
         self, kernel: str, segments: MhaSegments | MqaSegments, geometry: CacheGeometry
     ) -> MqaPlan | None:
-        """Absorbed kernels: the step's schedule, into the tensors of an earlier one where `segments` has it."""
+        """Absorbed kernels: the step's schedule, in the tensors of an earlier one if `segments` has it."""
         self.context.require(self.info, page_size=geometry.page_size)
         if isinstance(segments, MhaSegments):
             return None

@@ -46,7 +46,7 @@ def mha(
 
 
 def parts_of(width: int) -> tuple[int, int]:
-    """A width as the largest power of two in it, and what the rest takes: 192 is (128, 64), 128 is (128, 0)."""
+    """A width as its largest power of two and what the rest takes: 192 is (128, 64), 128 is (128, 0)."""
     whole = padded(width)
     if width in (whole, whole - 1) or whole == 16:
         return whole, 0

@@ -28,8 +28,8 @@ _COMBINE_ROWS = 4
 
 @dataclass(frozen=True, eq=False)
 class MqaPlan:
-    """One step's schedule on the device. bounds [B + 1]: where each request's tiles begin on the line of work;
-    first_request [parts + 1]: the request in which a part begins; span [1]: the length of a part.
+    """One step's schedule on the device. bounds [B + 1]: where each request's tiles begin on the line of
+    work; first_request [parts + 1]: the request in which a part begins; span [1]: the length of a part.
     """
 
     shape: MqaShape

@@ -25,7 +25,7 @@ def rope_append(
     rope: RopeInputs | None,
 ) -> None:
     """Rotate q_rope and k_rope in place, and store the rows of the tokens that have a slot."""
-    tokens, heads, width = q_rope_THR.shape
+    tokens, heads = q_rope_THR.shape[:2]
     if tokens == 0:
         return
     layout, data = cache.layout, cached_bytes(cache)

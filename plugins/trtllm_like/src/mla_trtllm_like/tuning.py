@@ -43,8 +43,8 @@ class MhaShape:
     depth: int
 
 
-# (rows, keys, warps, depth, resident) of mqa by (form, bytes of the dtype, packed cache), made for 512
-# latent values; from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, and 99 KB.
+# (rows, keys, warps, depth, resident) of mqa by (form, bytes of the dtype, packed cache), made for
+# 512 latent values; from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, 99 KB.
 _Cut = tuple[int, int, int, int, int]
 _MQA: dict[tuple[Form, int, bool], tuple[_Cut, _Cut, _Cut]] = {
     ("rows", 2, False): ((64, 64, 8, 3, 1), (64, 32, 8, 2, 1), (32, 16, 4, 1, 1)),
@@ -61,7 +61,7 @@ _MORE_COLUMNS: dict[bool, tuple[_Cut, _Cut, _Cut]] = {
 }
 _MHA = {
     2: (MhaShape(128, 64, 8, 2), MhaShape(128, 32, 8, 2), MhaShape(64, 32, 4, 2)),
-    4: (MhaShape(32, 32, 4, 1), MhaShape(32, 32, 4, 1), MhaShape(32, 16, 4, 1)),
+    4: (MhaShape(32, 32, 8, 1), MhaShape(32, 32, 8, 1), MhaShape(32, 16, 8, 1)),
 }
 # Bytes of shared memory from which on the first and the second column hold.
 _WIDE, _MIDDLE = 232448, 166912

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Prefill: expanded attention over packed requests, each head with its own keys and values.
 
 Legend: M query rows of a program, S keys of a block, E query and key width, V value width. E is cut into a

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """What the kernels compute with: matrix products, and number formats decoded and encoded bit by bit.
 
 The codecs use integers and exact float32 products only, so that every device and the interpreter give the

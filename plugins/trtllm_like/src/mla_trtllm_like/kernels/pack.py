@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Stores one token's values in a packed cache row, with the bytes of `mla_core`'s reference layouts.
 
 Every field is written byte by byte: rows may start anywhere. Quotients are rounded once, as in the

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Rotates the new tokens' queries and keys, and stores their rows in the cache, in one launch.
 
 Products, sums and quotients are rounded one by one (the launch forbids fused multiply-add), so that values and

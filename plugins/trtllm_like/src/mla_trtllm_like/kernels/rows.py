@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Reads a block of cached rows, in any layout, as a matrix of values.
 
 Addresses are 64-bit, from the cache's own strides. Bytes of tokens that are not live are never read: what

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Splits the work of a decode step evenly over a fixed number of parts, on the device.
 
 A tile is a block of query rows of one request; its cost is the number of its key blocks, plus OVERHEAD. Laid
