@@ -80,6 +80,9 @@ class MqaSegments:
 
     Causal as in MhaSegments. Page ids a request does not need may be anything, and so may unused bytes of
     its pages.
+
+    graph_rows: only of a step to be captured in a CUDA graph: how many rows the queries have, padding
+    included. Such segments are refreshed in place; rows, requests and table width stay as many as they were.
     """
 
     query_start_loc: Tensor
@@ -89,6 +92,7 @@ class MqaSegments:
     key_lens: tuple[int, ...]
     causal: bool = True
     meta: Any = None
+    graph_rows: int | None = None
 
 
 class Backend(Protocol):

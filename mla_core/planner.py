@@ -141,6 +141,7 @@ class _Planner:
             block_table=self.batch.block_table.clone(),
             query_lens=self.batch.query_lens,
             key_lens=self.batch.lengths,
+            graph_rows=self.batch.num_rows,
         )
         return AbsorbedPart("mqa", slice(0, self.batch.num_rows), segments)
 

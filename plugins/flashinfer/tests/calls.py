@@ -69,6 +69,8 @@ class Paged:
     layout: str = "bf16"
     k_scale: float = 1.0
     seed: int = 0
+    # Of a graph step: rows of the queries, those behind the last request included.
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         layout = layout_for(self.layout, torch.bfloat16, DIMS["latent"], DIMS["rope"])
@@ -81,7 +83,7 @@ class Paged:
             layout, sum(needed) + 2, self.page_size, "cpu", scales=Scales(k_scale=self.k_scale)
         )
         self.cache.data.view(torch.uint8).fill_(255)
-        self.q_THX = noise(sum(self.queries), self.heads, layout.width, seed=self.seed + 1)
+        self.q_THX = noise(self.rows or sum(self.queries), self.heads, layout.width, seed=self.seed + 1)
         for b, keys in enumerate(self.keys):
             where = torch.arange(keys)
             slots = self.table[b].long()[where // self.page_size] * self.page_size + where % self.page_size
@@ -96,6 +98,7 @@ class Paged:
             tuple(self.queries),
             tuple(self.keys),
             causal=self.causal,
+            graph_rows=self.rows,
         )
 
     def outputs(self) -> tuple[Tensor, Tensor]:
@@ -119,6 +122,10 @@ class Paged:
                 seen = visible(queries, keys, self.causal)
                 found.append(answer(query, key_SHX, key_SHX[..., : DIMS["latent"]], seen))
             start += queries
+        padding = (len(self.q_THX) - start, self.heads)
+        found.append(
+            (torch.zeros(*padding, DIMS["latent"]).double(), torch.full(padding, -torch.inf).double())
+        )
         return torch.cat([out for out, _ in found]), torch.cat([lse for _, lse in found])
 
 

@@ -1,7 +1,8 @@
 """FlashInfer's wrappers in pure torch: the same keyword calls, checked, and honest answers.
 
 They refuse what FlashInfer 0.7.4 refuses and the backend must therefore never ask: causal tiles that would
-lose a key, more queries than keys under a causal mask, empty plans, buffers that moved.
+lose a key, more queries than keys under a causal mask, empty plans, buffers that moved, queries of other rows
+than planned. What they round, FlashInfer rounds: the scale of fp8 keys, and each scaled key, to bfloat16.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,12 +87,20 @@ class PagedWrapper:
         assert metadata.kv_indptr.diff().tolist() == pages
         assert metadata.kv_indices.numel() == sum(pages)
         if planned["causal"]:
-            _check_tiles(self.queries, planned["num_heads"])
+            _check_tiles(self.queries, keys, planned["num_heads"])
         fp8 = planned["kv_data_type"] == torch.float8_e4m3fn
         assert planned["scale_mode"] == ("kv-per-tensor" if fp8 else "default")
         assert planned["lse_mode"] == "basee"
         self._stage(fields)
+        self._check_grid(planned["num_heads"])
         self.planned = planned
+        self._planned_backend = SimpleNamespace(_sm_scale=planned["sm_scale"])
+
+    def _check_grid(self, heads: int) -> None:
+        """A captured graph keeps the grid that its first plan had."""
+        cluster = _cluster(self.queries, heads)
+        assert not self.graph or cluster == getattr(self, "cluster", cluster)
+        self.cluster = cluster
 
     def _stage(self, fields: dict[str, Tensor]) -> None:
         if not self.graph:
@@ -130,21 +139,27 @@ class PagedWrapper:
             first, last = self.staged["kv_indptr"][b : b + 2].tolist()
             length = int(self.staged["kv_len_arr"][b])
             pages = self.staged["kv_indices"][first:last].long()
-            keys = kv_cache[pages].flatten(0, 1)[:length].float() * (ckv_scale or 1.0)
+            keys = kv_cache[pages].flatten(0, 1)[:length].to(query.dtype)
+            if ckv_scale is not None:
+                assert ckv_scale == kpe_scale
+                keys = keys * torch.tensor(ckv_scale).to(query.dtype)
             key_SHX = keys.unsqueeze(1).expand(-1, query.shape[1], -1)
-            got, base2 = attention(
-                query[rows], key_SHX, key_SHX[..., :latent], self.planned["causal"], self.planned["sm_scale"]
-            )
+            scale = self._planned_backend._sm_scale
+            got, base2 = attention(query[rows], key_SHX, key_SHX[..., :latent], self.planned["causal"], scale)
             out[rows] = got.to(out.dtype)
             if lse is not None:
                 lse[rows] = base2 * LOG2
 
 
-def _check_tiles(queries: list[int], heads: int) -> None:
-    """No border between tiles may fall inside a token."""
-    tile = 64 * (2 if sum(queries) * heads // len(queries) > 64 else 1)
-    for count in queries:
-        for end in range(tile, count * heads, tile):
+def _cluster(queries: list[int], heads: int) -> int:
+    return 2 if sum(queries) * heads // len(queries) > 64 else 1
+
+
+def _check_tiles(queries: list[int], keys: list[int], heads: int) -> None:
+    """No border between tiles may fall inside a token that sees keys."""
+    tile = 64 * _cluster(queries, heads)
+    for count, seen in zip(queries, keys, strict=True):
+        for end in range(tile, count * heads if seen else 0, tile):
             assert end % heads == 0, f"a tile of {tile} rows cuts a token of {heads} heads"
 
 

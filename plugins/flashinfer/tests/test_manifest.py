@@ -164,4 +164,4 @@ def test_an_unknown_option_is_refused_with_a_caret_under_it(listed):
 
 def test_an_option_is_part_of_the_plan(listed):
     found = explain("deepseek-v3", "--device", "cuda:sm_90", "--backend", "flashinfer[impl=fa2]")
-    assert found["options"]["flashinfer"] == {"impl": "fa2", "graph": False}
+    assert found["options"]["flashinfer"] == {"impl": "fa2"}

@@ -120,6 +120,32 @@ def test_an_fp8_cache_is_read_with_its_scale(build):
     assert error(call.run(backend), call.expected()) < TOLERANCE
 
 
+@pytest.mark.parametrize("k_scale", [1.0, 0.25, 0.03, 0.02, 1.9, 3e-9, 7e8])
+def test_an_fp8_scale_costs_no_digits_of_the_scores(build, k_scale):
+    call = Paged(**MIXED, layout="fp8_e4m3", k_scale=k_scale)
+    call.q_THX = (call.q_THX / k_scale).clamp(-1e30, 1e30) if k_scale < 1 else call.q_THX
+    backend, expected = build(), call.expected()
+    _, lse = call.run(backend)
+    assert float(((lse - expected[1]) / expected[1].abs().clamp(min=1)).abs().max()) < 1e-5
+
+
+def test_rounding_the_scale_to_bfloat16_is_noticed(build, monkeypatch):
+    monkeypatch.setattr("mla_flashinfer.paged.split_scale", lambda scale: (scale, 1.0))
+    call = Paged(**MIXED, layout="fp8_e4m3", k_scale=0.03)
+    _, lse = call.run(build())
+    assert float((lse - call.expected()[1]).abs().max()) > 1e-5
+
+
+def test_caches_of_different_scales_share_a_plan(build):
+    calls = [Paged(**MIXED, layout="fp8_e4m3", k_scale=k_scale) for k_scale in (0.03, 1.0, 0.7)]
+    backend, segments = build(), calls[0].segments()
+    segments.meta = backend.prepare("mqa_decode", segments, calls[0].cache.geometry)
+    for call in calls:
+        out, lse = call.outputs()
+        backend.mqa(call.q_THX, call.cache, segments, SCALE, out, lse)
+        assert error((out, lse), call.expected()) < TOLERANCE
+
+
 def test_another_softmax_scale_than_planned_is_an_error(build):
     call, backend = Paged(**MIXED), build()
     segments, (out, lse) = call.segments(), call.outputs()
@@ -135,55 +161,79 @@ def test_a_prefill_too_long_for_one_plan_is_launched_in_parts(build, fake, monke
     assert fake.calls["run paged"] == 2
 
 
-@pytest.mark.parametrize("turn_on", [{"options": {"graph": True}}, {"cuda_graph": "decode"}])
-def test_a_graph_of_one_shape_is_planned_anew_at_the_same_addresses(build, fake, turn_on):
-    backend = build(**turn_on)
-    first, other = Paged((1, 1), (9, 4), seed=1), Paged((1, 1), (2, 8), seed=2)
-    captured = first.segments()
-    captured.meta = backend.prepare("mqa_decode", captured, first.cache.geometry)
-    replanned = backend.prepare("mqa_decode", other.segments(), other.cache.geometry)
-    assert replanned.launches[0][1] is captured.meta.launches[0][1]
-    # A replay runs what was captured, over the buffers as they are now.
+def refresh(backend, segments, call):
+    """Let a graph step's segments describe another call, as the core does; returns the call's answer."""
+    other = call.segments()
+    segments.query_start_loc.copy_(other.query_start_loc)
+    segments.seq_lens.copy_(other.seq_lens)
+    segments.block_table.copy_(other.block_table)
+    segments.query_lens, segments.key_lens = other.query_lens, other.key_lens
+    segments.meta = backend.prepare("mqa_decode", segments, call.cache.geometry)
+    out, lse = call.outputs()
+    backend.mqa(call.q_THX, call.cache, segments, SCALE, out, lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("heads", [4, 20, 64, 128])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [((1, 1, 1), (9, 4, 12)), ((1, 0, 0), (2, 0, 0)), ((0, 4, 2), (0, 9, 12)), ((0, 0, 0), (0, 0, 0))],
+    ids=["all live", "one live", "longer queries", "none live"],
+)
+def test_a_graph_step_serves_any_live_requests_over_one_grid(build, heads, queries, keys):
+    backend = build(heads=heads, max_query_len=4, cuda_graph="decode")
+    first = Paged((2, 1, 3), (9, 4, 12), heads, rows=6, seed=1)
+    segments = first.segments()
+    assert error(refresh(backend, segments, first), first.expected()) < TOLERANCE
+    wrapper = segments.meta.launches[0][1]
+    other = Paged(queries, keys, heads, rows=6, seed=2)
+    other.table = torch.nn.functional.pad(other.table, (0, 5), value=-1)[:, : first.table.shape[1]]
+    assert error(refresh(backend, segments, other), other.expected()) < TOLERANCE
+    assert segments.meta.launches[0][1] is wrapper
+
+
+def test_a_stale_graph_plan_is_noticed(build):
+    backend = build(cuda_graph="decode")
+    first, other = Paged((1, 1), (9, 4), rows=2, seed=1), Paged((1, 1), (2, 11), rows=2, seed=2)
+    segments = first.segments()
+    segments.meta = backend.prepare("mqa_decode", segments, first.cache.geometry)
     out, lse = other.outputs()
-    backend.mqa(other.q_THX, other.cache, captured, SCALE, out, lse)
-    assert error((out, lse), other.expected()) < TOLERANCE
+    backend.mqa(other.q_THX, other.cache, segments, SCALE, out, lse)
+    assert error((out, lse), other.expected()) > TOLERANCE
 
 
-def test_another_shape_gets_another_plan_in_graph_mode(build):
-    backend = build(options={"graph": True})
-    plans = [
-        backend.prepare("mqa_decode", call.segments(), call.cache.geometry)
-        for call in (Paged((1, 1), (9, 4)), Paged((1, 2), (9, 4)), Paged((1, 1, 1), (9, 4, 2)))
-    ]
-    assert len({id(plan.launches[0][1]) for plan in plans}) == 3
+def test_rows_of_padding_come_back_as_nothing(build):
+    call = Paged((1, 1), (9, 4), rows=5)
+    backend, segments = build(cuda_graph="decode"), call.segments()
+    out, lse = refresh(backend, segments, call)
+    assert (int(out[2:].count_nonzero()), float(lse[2:].max())) == (0, -torch.inf)
 
 
-def test_absorbed_prefill_is_planned_afresh_in_graph_mode_too(build):
-    backend, call = build(options={"graph": True}), Paged((9, 7), (9, 8))
+def test_graph_steps_of_two_sizes_do_not_share_a_plan(build):
+    backend = build(cuda_graph="decode")
+    calls = [Paged((1, 1), (9, 4), rows=2), Paged((1, 1, 1), (9, 4, 2), rows=3)]
+    plans = [backend.prepare("mqa_decode", call.segments(), call.cache.geometry) for call in calls]
+    assert plans[0].launches[0][1] is not plans[1].launches[0][1]
+
+
+def test_an_ordinary_step_of_a_graph_layer_is_planned_afresh(build):
+    backend, call = build(cuda_graph="decode"), Paged((9, 7), (9, 8))
     plans = [backend.prepare("mqa_prefill", call.segments(), call.cache.geometry) for _ in range(2)]
     assert plans[0].launches[0][1] is not plans[1].launches[0][1]
 
 
-def test_a_request_without_keys_keeps_its_place_in_a_graph(build):
-    backend = build(options={"graph": True})
-    first, other = Paged((1, 1), (9, 4), seed=1), Paged((1, 1), (8, 0), seed=2)
-    captured = first.segments()
-    captured.meta = backend.prepare("mqa_decode", captured, first.cache.geometry)
-    backend.prepare("mqa_decode", other.segments(), other.cache.geometry)
-    out, lse = other.outputs()
-    backend.mqa(other.q_THX, other.cache, captured, SCALE, out, lse)
-    assert error((out, lse), other.expected()) < TOLERANCE
+def test_more_tokens_than_a_graph_has_room_for_are_an_error(build):
+    backend, call = build(cuda_graph="decode", max_query_len=1), Paged((1, 1), (9, 4), rows=2)
+    segments = call.segments()
+    segments.meta = backend.prepare("mqa_decode", segments, call.cache.geometry)
+    segments.query_lens = (2, 1)
+    with pytest.raises(
+        ContractError, match="needs 3 rows in 2 pieces, but its graph has room for 2 rows in 2"
+    ):
+        backend.prepare("mqa_decode", segments, call.cache.geometry)
 
 
-def test_without_graph_mode_every_step_gets_its_own_plan(build):
+def test_without_a_graph_every_step_gets_its_own_plan(build):
     backend, call = build(), Paged((1, 1), (9, 4))
     plans = [backend.prepare("mqa_decode", call.segments(), call.cache.geometry) for _ in range(2)]
     assert plans[0].launches[0][1] is not plans[1].launches[0][1]
-
-
-def test_a_block_table_that_outgrew_the_captured_one_is_an_error(build):
-    backend = build(options={"graph": True})
-    small, large = Paged((1, 1), (2, 3)), Paged((1, 1), (90, 90))
-    backend.prepare("mqa_decode", small.segments(), small.cache.geometry)
-    with pytest.raises(ContractError, match="widest block table"):
-        backend.prepare("mqa_decode", large.segments(), large.cache.geometry)

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from mla_flashinfer import planning
-from mla_flashinfer.planning import Piece, csr, launches, pieces, spans, starts, workspace_bytes
+from mla_flashinfer.planning import (
+    Piece,
+    Room,
+    csr,
+    launches,
+    pieces,
+    room_for,
+    spans,
+    split_scale,
+    starts,
+    workspace_bytes,
+)
 
 
 def seen(found):
@@ -104,3 +115,33 @@ def test_starts_are_where_spans_begin_and_end():
 
 def test_the_workspace_holds_two_tiles_a_multiprocessor():
     assert workspace_bytes(132, 512) >= 2 * 132 * 64 * (512 * 2 + 4)
+
+
+@pytest.mark.parametrize("queries", [(1, 0, 0), (4, 4, 4), (2, 1, 3), (0, 0, 0)])
+@pytest.mark.parametrize("heads", [1, 3, 16, 20, 64, 96, 128])
+def test_a_graph_has_room_for_every_step_and_each_fills_it(heads, queries):
+    room = room_for(3, 7, 12, 4, heads, causal=True)
+    filled = room.fill(pieces(queries, (9, 3, 2), causal=True, heads=heads))
+    assert (len(filled), sum(piece.queries for piece in filled)) == (room.pieces, room.rows)
+
+
+def test_padding_sees_no_keys():
+    assert Room(rows=4, pieces=4, pages=9).fill((Piece(2, 1, 7),)) == (
+        Piece(2, 1, 7),
+        Piece(0, 3, 0),
+        Piece(0, 0, 0),
+        Piece(0, 0, 0),
+    )
+
+
+@pytest.mark.parametrize("found", [(Piece(0, 3, 3),), (Piece(0, 1, 1),) * 2], ids=["rows", "pieces"])
+def test_what_a_graph_has_no_room_for_is_not_filled_in(found):
+    assert Room(rows=2, pieces=2, pages=9).fill(found) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 0.03, 448.0, 2.0**-100, 1.9 * 2.0**99])
+def test_a_scale_is_a_power_of_two_times_less_than_two(scale):
+    power, rest = split_scale(scale)
+    assert power * rest == scale
+    assert 1 <= rest < 2
+    assert torch.tensor(power).bfloat16().item() == power

@@ -25,8 +25,7 @@ class FlashInfer:
         lacking = problems()
         if lacking:
             raise UnsupportedError(INFO.name, lacking)
-        graph = options.graph or context.request.cuda_graph is not None
-        self._paged = Paged(self.engine, context, graph=graph)
+        self._paged = Paged(self.engine, context)
         self._ragged = Ragged(self.engine, context)
 
     def prepare(
@@ -35,7 +34,7 @@ class FlashInfer:
         """Plan one step; compiles a kernel the first time it is planned in this environment."""
         if isinstance(segments, MhaSegments):
             return self._ragged.plan(segments)
-        return self._paged.plan(kernel, segments, geometry)
+        return self._paged.plan(segments, geometry)
 
     def mha(
         self,

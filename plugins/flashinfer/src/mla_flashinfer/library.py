@@ -10,9 +10,10 @@ from flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
 from flashinfer.prefill import BatchPrefillWithRaggedKVCacheWrapper
 from torch import Tensor
 
+from mla_core.errors import KernelError
 from mla_flashinfer.planning import Csr, starts
 
-__all__ = ["PagedShape", "RaggedShape", "new_paged", "plan_paged", "plan_ragged"]
+__all__ = ["PagedShape", "RaggedShape", "new_paged", "plan_paged", "plan_ragged", "set_softmax_scale"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,18 @@ def plan_paged(wrapper: BatchMLAPagedAttentionWrapper, shape: PagedShape, plan: 
         lse_mode="basee",
         scale_mode="kv-per-tensor" if shape.cache_dtype == torch.float8_e4m3fn else "default",
     )
+
+
+def set_softmax_scale(wrapper: BatchMLAPagedAttentionWrapper, scale: float) -> None:
+    """Let the next launches use another softmax scale than the planned one.
+
+    A launch hands it to the kernel as a number, but `run` has no argument for it. This is no public name:
+    the supported versions are those it was read in.
+    """
+    planned = vars(wrapper._planned_backend)
+    if "_sm_scale" not in planned:
+        raise KernelError("this FlashInfer keeps its softmax scale elsewhere; install a supported release")
+    planned["_sm_scale"] = scale
 
 
 def plan_ragged(

@@ -13,13 +13,8 @@ EngineName = Literal["auto", "fa2", "fa3", "cutlass", "trtllm-gen", "xqa", "cute
 
 
 class Options(BaseModel):
-    """impl: which of FlashInfer's implementations runs; auto takes fa3 where it exists, else fa2.
-
-    graph: keep each shape's decode plan at fixed addresses, so that a CUDA graph that captured `mqa` can be
-    replayed after `prepare` has planned other lengths.
-    """
+    """impl: which of FlashInfer's implementations runs; auto takes fa3 where it exists, else fa2."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     impl: EngineName = "auto"
-    graph: bool = False

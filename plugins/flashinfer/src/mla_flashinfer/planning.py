@@ -9,6 +9,7 @@ Legend: B requests, P pages a request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,7 +17,19 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["Csr", "Piece", "csr", "launches", "pieces", "spans", "starts", "workspace_bytes"]
+__all__ = [
+    "Csr",
+    "Piece",
+    "Room",
+    "csr",
+    "launches",
+    "pieces",
+    "room_for",
+    "spans",
+    "split_scale",
+    "starts",
+    "workspace_bytes",
+]
 
 # Rows of a tile; a cluster of two takes 128.
 TILE = 64
@@ -33,6 +46,25 @@ class Piece:
     keys: int
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a captured graph has room for. FlashInfer's grid follows from rows a piece on average, so a graph
+    step is planned with as many rows and pieces at every replay.
+    """
+
+    rows: int
+    pieces: int
+    pages: int
+
+    def fill(self, found: Sequence[Piece]) -> tuple[Piece, ...] | None:
+        """The pieces, then the rows of padding, which see nothing, then empty places; None: too many."""
+        padding = self.rows - sum(piece.queries for piece in found)
+        unused = self.pieces - len(found) - 1
+        if padding < 0 or unused < 0:
+            return None
+        return (*found, Piece(0, padding, 0), *[Piece(0, 0, 0)] * unused)
+
+
 @dataclass(frozen=True, eq=False)
 class Csr:
     """Pieces as FlashInfer reads them: where their queries start, which pages they read, how many keys they
@@ -43,6 +75,12 @@ class Csr:
     kv_indptr: Tensor
     kv_indices: Tensor
     kv_len_arr: Tensor
+
+    @classmethod
+    def zeros(cls, room: Room, device: torch.device) -> Csr:
+        """Memory for every plan of a graph step."""
+        lengths = (room.pieces + 1, room.pieces + 1, room.pages, room.pieces)
+        return cls(*(torch.zeros(length, dtype=torch.int32, device=device) for length in lengths))
 
 
 def pieces(
@@ -74,6 +112,20 @@ def spans(query_lens: Sequence[int], key_lens: Sequence[int], *, causal: bool) -
         queries.append(query - blind)
         keys.append(key)
     return queries, keys
+
+
+def room_for(requests: int, width: int, rows: int, longest_query: int, heads: int, *, causal: bool) -> Room:
+    """Room for any step of as many requests and table columns, each of at most `longest_query` new tokens."""
+    cuts = -(-longest_query // _longest(heads, causal=causal))
+    # A longer request may also have rows before every key, which are a piece of their own.
+    most = requests * (cuts + 1 if longest_query > 1 else 1) + 1
+    return Room(rows=rows, pieces=most, pages=max(most * width, 1))
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """A power of two, which multiplies without rounding, and what is left of the scale: from 1 up to 2."""
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(1.0, exponent - 1), 2 * mantissa
 
 
 def launches(found: Iterable[Piece], heads: int) -> list[tuple[Piece, ...]]:
