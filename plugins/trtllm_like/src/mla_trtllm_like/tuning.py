@@ -43,8 +43,8 @@ class MhaShape:
     depth: int
 
 
-# (rows, keys, warps, depth, resident) of mqa by (form, bytes of the dtype, packed cache), made for
-# 512 latent values; from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, 99 KB.
+# (rows, keys, warps, depth, resident) of mqa by (form, bytes of the dtype, packed cache), made for 512 latent
+# values; from the widest shared memory to the narrowest: an H100's 227 KB, an A100's 163 KB, 99 KB.
 _Cut = tuple[int, int, int, int, int]
 _MQA: dict[tuple[Form, int, bool], tuple[_Cut, _Cut, _Cut]] = {
     ("rows", 2, False): ((64, 64, 8, 3, 1), (64, 32, 8, 2, 1), (32, 16, 4, 1, 1)),

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
+# ruff: noqa: ANN001, ANN201 - Triton takes the types of a kernel's arguments from each launch
 """Combines the fragments of tiles that were split over several parts."""
 
 from __future__ import annotations

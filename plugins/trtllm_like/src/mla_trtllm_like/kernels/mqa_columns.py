@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
+# ruff: noqa: ANN001, ANN201 - Triton takes the types of a kernel's arguments from each launch
 """Decode for few heads: as `mqa_rows`, with keys as the rows of every product and query rows as columns.
 
 Tensor cores want 64 rows and take 8 to 32 columns, so 8 or 16 heads are not padded to 64.

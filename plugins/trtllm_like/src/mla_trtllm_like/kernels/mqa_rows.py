@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
+# ruff: noqa: ANN001, ANN201 - Triton takes the types of a kernel's arguments from each launch
 """Decode for many heads: each program keeps a block of query rows and walks over keys.
 
 Rows of a request are (token, head), token major. Legend: M query rows of a program, S keys of a block,

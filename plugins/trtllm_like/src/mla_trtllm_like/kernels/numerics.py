@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
+# ruff: noqa: ANN001, ANN201 - Triton takes the types of a kernel's arguments from each launch
 """What the kernels compute with: matrix products, and number formats decoded and encoded bit by bit.
 
 The codecs use integers and exact float32 products only, so that every device and the interpreter give the
@@ -24,8 +24,8 @@ __all__ = [
 
 LOG2_E = 1.4426950408889634
 
-# The interpreter multiplies bfloat16 matrices as if their bits were integers, and cuts off where it should round
-# to bfloat16.
+# The interpreter multiplies bfloat16 matrices as if their bits were integers, and cuts off where it should
+# round to bfloat16.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -41,11 +41,10 @@ def dot(a, b, accumulator):
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
     """Float32 values in DTYPE, ties to even."""
-    if _INTERPRETED:
-        if DTYPE == tl.bfloat16:
-            bits = x.to(tl.int32, bitcast=True)
-            kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-            x = tl.where(x == x, kept.to(tl.float32, bitcast=True), x)
+    if _INTERPRETED and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        x = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, x, kept.to(tl.float32, bitcast=True))
     return x.to(DTYPE)
 
 

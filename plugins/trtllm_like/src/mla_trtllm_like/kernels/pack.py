@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
+# ruff: noqa: ANN001, ANN201 - Triton takes the types of a kernel's arguments from each launch
 """Stores one token's values in a packed cache row, with the bytes of `mla_core`'s reference layouts.
 
 Every field is written byte by byte: rows may start anywhere. Quotients are rounded once, as in the
@@ -17,8 +17,8 @@ __all__ = ["fp4_scales", "store_bfloat16", "store_fp4", "store_tiles", "tile_sca
 
 @triton.jit
 def tile_scales(tiles, POWER_OF_TWO: tl.constexpr):
-    """The scale of each tile of e4m3 values [tiles, 128]: largest size / 448, at least 2^-126. A NaN counts as
-    nothing, an infinity as the largest float32.
+    """The scale of each tile of e4m3 values [tiles, 128]: largest size / 448, at least 2^-126. A NaN counts
+    as nothing, an infinity as the largest float32.
     """
     bits = tiles.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     bits = tl.where(bits > 0x7F800000, 0, tl.minimum(bits, 0x7F7FFFFF))

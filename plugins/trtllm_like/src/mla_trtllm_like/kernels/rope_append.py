@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201, ANN202 - Triton takes the types of a kernel's arguments from each launch
 """Rotates the new tokens' queries and keys, and stores their rows in the cache, in one launch.
 
-Products, sums and quotients are rounded one by one (the launch forbids fused multiply-add), so that values and
-bytes are those of the stages it replaces. Legend: T tokens, H heads, L latent, R rope.
+Products, sums and quotients are rounded one by one (the launch forbids fused multiply-add), so that values
+and bytes are those of the stages it replaces. Legend: T tokens, H heads, L latent, R rope.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def _fp4_values(
     page_data, offset, live, unit_stride,
     FIRST: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """COUNT e2m1 values a token from value FIRST of WIDTH, times the scales of their groups of 16; the scales'
-    plane starts at byte SCALES of the page.
+    """COUNT e2m1 values a token from value FIRST of WIDTH, times the scales of their groups of 16; the
+    scales' plane starts at byte SCALES of the page.
     """
     pair = tl.arange(0, PAD // 2)
     group = tl.arange(0, PAD // 16)
