@@ -28,6 +28,7 @@ def replay(bench: Bench) -> None:
     for scene in (captured, other):
         for name, tensor in captured.inputs.items():
             tensor.copy_(scene.inputs[name])
+        segments.query_lens, segments.key_lens = scene.lengths.queries, scene.lengths.keys
         captured.cache.data.copy_(scene.cache.data)
         segments.meta = bench.backend.prepare(bench.cell.kernel, segments, captured.cache.geometry)
         graph.replay()
@@ -37,7 +38,7 @@ def replay(bench: Bench) -> None:
 
 
 def _capture(bench: Bench, scene: MqaScene, out: torch.Tensor, lse: torch.Tensor | None):  # noqa: ANN202
-    segments = scene.segments()
+    segments = replace(scene.segments(), graph_rows=len(scene.q_THX))
     segments.meta = bench.backend.prepare(bench.cell.kernel, segments, scene.cache.geometry)
     arguments = (scene.q_THX, scene.cache, segments, scene.scale, out, lse)
     stream = torch.cuda.Stream()

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from mla_core import MLA, DeviceInfo, MLAConfig, UnsupportedError, registry
+from mla_core import MLA, Batch, DeviceInfo, MLAConfig, UnsupportedError, registry
 from mla_core.errors import BrokenPlugin
 from mla_core.registry import Registry
 from mla_flashinfer.manifest import INFO
@@ -85,6 +85,32 @@ def test_a_layer_whose_absorbed_prefill_runs_here_is_right(fake, listed):
     options = {"backend": "flashinfer", "dtype": torch.bfloat16, "prefill_form": "absorb"}
     world = support.World(support.build(CONFIG, **options), (13, 7, 8))
     assert world.errors(STEPS[:1]) < support.TOLERANCE[torch.bfloat16]
+
+
+def test_a_refreshed_graph_step_of_a_layer_gives_the_rows_of_an_ordinary_one(fake, listed):
+    options = {"dtype": torch.bfloat16, "max_decode_query_len": 2}
+    graph = support.build(CONFIG, backend="flashinfer", cuda_graph="decode", **options)
+    plain = support.build(CONFIG, backend="vanilla", **options)
+    caches = [layer.new_cache(9, 4) for layer in (graph, plain)]
+    for cache in caches:
+        cache.data.normal_(generator=torch.Generator().manual_seed(1))
+    table = torch.tensor([[3, 1, 7], [0, 8, 2], [5, 4, 6]])
+    step = None
+    for queries, contexts in (([1, 1], [3, 7]), ([1, 2, 1], [9, 3, 5]), ([2], [6])):
+        padded = Batch.build(queries, contexts, table[: len(queries)], 4, max_tokens=5, max_requests=3)
+        if step is None:
+            step = graph.prepare(padded, caches[0], graph=True)
+        else:
+            graph.refresh(step, padded)
+        live = sum(queries)
+        hidden = support.random_hidden(5, CONFIG, seed=live, dtype=torch.bfloat16)
+        hidden[live:] = torch.nan
+        actual = graph(hidden, step)
+        batch = Batch.build(queries, contexts, table[: len(queries)], 4)
+        expected = plain(hidden[:live], plain.prepare(batch, caches[1]))
+        assert support.relative_error(actual[:live], expected) < support.TOLERANCE[torch.bfloat16]
+        assert int(actual[live:].count_nonzero()) == 0
+    assert fake.calls["paged fa3"] == 1
 
 
 def test_another_softmax_scale_is_noticed(fake, listed):
