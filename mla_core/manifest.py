@@ -50,6 +50,9 @@ class PluginInfo(BaseModel):
     # Options accepted in the backend string; None: none.
     options: type[BaseModel] | None = None
     summary: str = ""
+    # Import path of a function without arguments that `mla doctor` calls: what this machine lacks, as a
+    # list of Reason. Its module must not import torch. None: nothing beyond the required packages.
+    doctor: Target | None = None
     # Filled by the registry.
     distribution: str | None = None
     version: str | None = None

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from mla_core.discovery import Claim, canonical, discover
 from mla_core.errors import BrokenPlugin, DuplicateBackend, IncompatiblePlugin, UnknownBackend
 from mla_core.manifest import PluginInfo, validation_problems
+from mla_core.request import Reason
 
 __all__ = ["Entry", "PluginGroup"]
 
@@ -105,6 +106,18 @@ class PluginGroup(Generic[InfoT]):
         # A plugin's import may fail in any way; the cause is in the error.
         except (Exception, SystemExit) as error:
             cause = f"loading {info.target} failed: {_text(error)}"
+            raise BrokenPlugin(name, info.distribution or THIS_PROCESS, cause, self._kind) from error
+
+    def examine(self, name: str) -> list[Reason]:
+        """Ask the plugin's own doctor what is missing on this machine. Raises as `load` does."""
+        info = self.info(name)
+        if info.doctor is None:
+            return []
+        try:
+            return _reasons(_import(info.doctor)())
+        # A plugin's code may fail in any way; the cause is in the error.
+        except (Exception, SystemExit) as error:
+            cause = f"its doctor {info.doctor} failed: {_text(error)}"
             raise BrokenPlugin(name, info.distribution or THIS_PROCESS, cause, self._kind) from error
 
     def add(self, info: InfoT, *, override: bool = False) -> None:
@@ -218,6 +231,13 @@ class PluginGroup(Generic[InfoT]):
             elif claim.whole_file:
                 hints.append(f"{claim.distribution} may have it, but {claim.problem}")
         return UnknownBackend(name, names, kind=self._kind, hints=hints)
+
+
+def _reasons(found: object) -> list[Reason]:
+    """What a doctor returned. Raises TypeError when it is no list of Reason."""
+    if isinstance(found, list) and all(isinstance(item, Reason) for item in found):
+        return found
+    raise TypeError(f"it returned {found!r:.80}, which is no list of Reason")
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""`mla doctor`: what is installed, which variables act, what is broken and how to repair it."""
+"""`mla doctor`: what is installed, which variables act, what is broken and how to repair it.
+
+A problem is something broken. What a backend lacks that is merely installed, for a device that is not here or
+without its optional packages, is a note: other backends serve, and naming it says what is missing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ VARIABLES = ("MLA_BACKEND", "MLA_PLUGINS", "MLA_DISABLE")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something broken, and what to do about it."""
+    """Something broken or missing, and what to do about it."""
 
     what: str
     remedy: str
@@ -63,6 +67,7 @@ class Diagnosis:
     packages: tuple[PackageNeed, ...]
     variables: dict[str, str]
     problems: tuple[Problem, ...] = field(default=())
+    notes: tuple[Problem, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,14 +87,19 @@ class Diagnosis:
             lines += ["plugins", *columns(list(self.plugins.items()))]
         if self.packages:
             lines += ["required packages", *columns([_package_row(need) for need in self.packages])]
+        if self.notes:
+            lines += ["notes", *_paragraphs(self.notes)]
         if not self.problems:
             return "\n".join([*lines, "no problems found"])
-        found = [f"  {problem.what}\n    {problem.remedy}" for problem in self.problems]
-        return "\n".join([*lines, f"problems: {len(found)}", *found])
+        return "\n".join([*lines, f"problems: {len(self.problems)}", *_paragraphs(self.problems)])
+
+
+def _paragraphs(found: tuple[Problem, ...]) -> list[str]:
+    return [f"  {each.what}\n    {each.remedy}" for each in found]
 
 
 def _package_row(need: PackageNeed) -> tuple[str, str, str]:
-    verdict = "holds" if need.holds else "DOES NOT HOLD"
+    verdict = "holds" if need.holds else "does not hold"
     return need.plugin, need.requirement, f"{verdict}: {need.installed or 'not installed'}"
 
 
@@ -98,13 +108,23 @@ def diagnose(registry: Registry, environ: Mapping[str, str] = os.environ) -> Dia
     torch, devices = _torch()
     entries: list[Entry[Any]] = [*registry.entries(), *registry.sparse.entries()]
     packages = tuple(need for entry in entries if entry.info is not None for need in _needs(entry.info))
+    named = _named(environ)
+    lacking = {need.plugin for need in packages if not need.holds}
+    infos = [entry.info for entry in entries if entry.info is not None]
+    serving = [info for info in infos if info.name not in lacking and _serves(info, devices)]
+    wanted = [info for info in infos if info in serving or info.name in named]
     problems = [
         *_core_problems(torch),
-        *_nothing_usable(entries),
+        *_nothing_usable(infos, lacking),
         *(problem for entry in entries for problem in _plugin_problems(entry)),
-        *(_unmet(need) for need in packages if not need.holds),
-        *_load_problems(registry, entries, packages, devices),
+        *(_unmet(need) for need in packages if not need.holds and not _optional(need, named)),
+        *_load_problems(registry, serving),
+        *(problem for info in wanted for problem in _examined(registry, info)),
         *_variable_problems(registry, entries, environ),
+    ]
+    notes = [
+        *(_unmet(need) for need in packages if _optional(need, named)),
+        *(note for info in infos if info not in wanted for note in _examined(registry, info)),
     ]
     return Diagnosis(
         python=f"{platform.python_version()} on {platform.platform()}",
@@ -115,6 +135,7 @@ def diagnose(registry: Registry, environ: Mapping[str, str] = os.environ) -> Dia
         packages=packages,
         variables={name: environ[name] for name in VARIABLES if environ.get(name, "").strip()},
         problems=tuple(problems),
+        notes=tuple(notes),
     )
 
 
@@ -172,9 +193,37 @@ def _unmet(need: PackageNeed) -> Problem:
     return Problem(f"{need.plugin} requires {need.requirement}: {need.installed or 'not installed'}", remedy)
 
 
-def _nothing_usable(entries: list[Entry[Any]]) -> Iterator[Problem]:
-    usable = [entry for entry in entries if entry.state == "ok" and isinstance(entry.info, BackendInfo)]
-    if not usable:
+def _optional(need: PackageNeed, named: set[str]) -> bool:
+    """Is the package absent, and does nobody ask for its backend?"""
+    return need.installed is None and need.plugin not in named
+
+
+def _named(environ: Mapping[str, str]) -> set[str]:
+    """Plugins that MLA_BACKEND names; `_variable_problems` tells when it cannot be read."""
+    try:
+        spec = parse(environ.get("MLA_BACKEND", ""), source="MLA_BACKEND")
+    except MLAError:
+        return set()
+    stacks = (*spec.prefill, *(spec.decode or ()))
+    return {use.name for stack in stacks for use in (stack.backend, stack.sparse) if use is not None}
+
+
+def _examined(registry: Registry, info: PluginInfo) -> Iterator[Problem]:
+    """What the plugin's own doctor finds."""
+    group = registry.backends if isinstance(info, BackendInfo) else registry.sparse
+    try:
+        found = group.examine(info.name)
+    except RegistryError as error:
+        what, _, remedy = str(error).partition("\n")
+        yield Problem(what, remedy.strip())
+        return
+    for reason in found:
+        what = f"{info.name} needs {reason.field}: wanted {reason.wanted}, found {reason.offered}"
+        yield Problem(what, reason.hint or "see its documentation")
+
+
+def _nothing_usable(infos: list[PluginInfo], lacking: set[str]) -> Iterator[Problem]:
+    if not [info for info in infos if isinstance(info, BackendInfo) and info.name not in lacking]:
         yield Problem(
             "no backend can be used: no layer can be built",
             "pip install mla-vanilla, or change MLA_PLUGINS and MLA_DISABLE",
@@ -192,16 +241,10 @@ def _plugin_problems(entry: Entry[Any]) -> Iterator[Problem]:
         yield Problem(what, remedies[entry.state])
 
 
-def _load_problems(
-    registry: Registry,
-    entries: list[Entry[Any]],
-    packages: tuple[PackageNeed, ...],
-    devices: list[DeviceInfo],
-) -> Iterator[Problem]:
+def _load_problems(registry: Registry, serving: list[PluginInfo]) -> Iterator[Problem]:
     """Backends that say they serve a device that is here, have what they require, and still do not load."""
-    lacking = {need.plugin for need in packages if not need.holds}
-    for info in (entry.info for entry in entries):
-        if not isinstance(info, BackendInfo) or info.name in lacking or not _serves(info, devices):
+    for info in serving:
+        if not isinstance(info, BackendInfo):
             continue
         try:
             registry.load(info.name)
@@ -210,7 +253,10 @@ def _load_problems(
             yield Problem(what, remedy.strip())
 
 
-def _serves(info: BackendInfo, devices: list[DeviceInfo]) -> bool:
+def _serves(info: PluginInfo, devices: list[DeviceInfo]) -> bool:
+    """Is a device here that the plugin's kernels are made for? Those of a sparse hook are not declared."""
+    if not isinstance(info, BackendInfo):
+        return True
     patterns = [DevicePattern.parse(text) for text in info.capabilities.devices]
     return any(pattern.fits(device.kind, device.arch) for pattern in patterns for device in devices)
 

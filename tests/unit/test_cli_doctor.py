@@ -95,14 +95,102 @@ def test_kernels_for_a_device_that_is_not_here_are_not_loaded(site):
     assert problems(site.registry()) == {}
 
 
+ABSENT = {"requires": ["no-such-package>=2"]}
+ABSENT_TEXT = ("picky requires no-such-package>=2: not installed", "pip install 'no-such-package>=2'")
+
+
+def notes(found: registry.Registry, **environ: str) -> list[tuple[str, str]]:
+    return [(each.what, each.remedy) for each in diagnose(found, environ).notes]
+
+
+def test_an_absent_package_of_a_backend_that_nobody_names_is_a_note():
+    found = fakes.registry(fakes.backend("picky", **ABSENT, **fakes.GPU), fakes.backend("other", **fakes.GPU))
+    assert (problems(found), notes(found)) == ({}, [ABSENT_TEXT])
+
+
+def test_an_absent_package_of_the_backend_that_mla_backend_names_is_a_problem():
+    found = fakes.registry(fakes.backend("picky", **ABSENT, **fakes.GPU), fakes.backend("other", **fakes.GPU))
+    assert only(found, MLA_BACKEND="picky|other") == ABSENT_TEXT
+    assert notes(found, MLA_BACKEND="picky|other") == []
+
+
+def test_an_absent_package_leaves_no_backend_to_use():
+    found = fakes.registry(fakes.backend("picky", **ABSENT, **fakes.GPU))
+    assert only(found)[0] == "no backend can be used: no layer can be built"
+    assert notes(found) == [ABSENT_TEXT]
+
+
+def test_notes_are_shown_and_do_not_count_as_problems(monkeypatch):
+    found = fakes.registry(fakes.backend("picky", **ABSENT, **fakes.GPU), fakes.backend("other", **fakes.GPU))
+    monkeypatch.setattr(registry, "_default", found)
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 0
+    assert ABSENT_TEXT[0] in shown.output
+    assert shown.output.strip().endswith("no problems found")
+
+
+DOCTOR = """
+from mla_core.request import Reason
+
+
+def missing():
+    return [Reason(field="compiler", wanted="one", offered="none", hint="install one")]
+
+
+def healthy():
+    return []
+
+
+def sick():
+    return 1 / 0
+
+
+def odd():
+    return ["a compiler"]
+"""
+NEEDS = ("picky needs compiler: wanted one, found none", "install one")
+
+
+def examined(site, function: str, **declared: object) -> registry.Registry:
+    """A registry with a backend that has a doctor, and one that nothing is wrong with."""
+    info = fakes.backend("picky", **{**fakes.GPU, **declared})
+    doctor = f"{site.module(DOCTOR)}:{function}"
+    return fakes.registry(info.model_copy(update={"doctor": doctor}), fakes.backend("other", **fakes.GPU))
+
+
+def test_what_a_plugins_doctor_finds_for_a_device_that_is_not_here_is_a_note(site):
+    found = examined(site, "missing")
+    assert (problems(found), notes(found)) == ({}, [NEEDS])
+
+
+def test_what_a_plugins_doctor_finds_is_a_problem_when_its_backend_serves_here(site):
+    source = fakes.MANIFEST.replace("{module}:Kernels", '{module}:Kernels", doctor="{module}:check')
+    source += DOCTOR.replace("def missing", "def check")
+    site.install("mla_picky", "picky", source)
+    assert only(site.registry()) == NEEDS
+
+
+def test_what_a_plugins_doctor_finds_is_a_problem_when_its_backend_is_named(site):
+    assert only(examined(site, "missing"), MLA_BACKEND="picky") == NEEDS
+
+
+def test_a_doctor_that_finds_nothing_is_silent(site):
+    found = examined(site, "healthy")
+    assert (problems(found), notes(found)) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [("sick", "ZeroDivisionError: division by zero"), ("odd", "which is no list of Reason"), ("no", "'no'")],
+)
+def test_a_doctor_that_fails_is_reported_with_its_cause(site, function, cause):
+    ((what, _),) = notes(examined(site, function))
+    assert cause in what
+
+
 @pytest.mark.parametrize(
     ("declared", "what", "remedy"),
     [
-        (
-            {"requires": ["no-such-package>=2"]},
-            "picky requires no-such-package>=2: not installed",
-            "pip install 'no-such-package>=2'",
-        ),
         (
             {"requires": ["pytest<1"]},
             f"picky requires pytest<1: {pytest.__version__}",
@@ -114,10 +202,11 @@ def test_kernels_for_a_device_that_is_not_here_are_not_loaded(site):
             "install another version of pytest",
         ),
     ],
-    ids=["absent", "too new", "known bad"],
+    ids=["too new", "known bad"],
 )
-def test_a_package_that_does_not_hold_is_a_problem(declared, what, remedy):
-    assert only(fakes.registry(fakes.backend("picky", **declared))) == (what, remedy)
+def test_a_package_of_another_version_is_a_problem(declared, what, remedy):
+    infos = (fakes.backend("picky", **declared), fakes.backend("other", **fakes.GPU))
+    assert only(fakes.registry(*infos)) == (what, remedy)
 
 
 def test_a_package_that_holds_is_reported():

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mla_core import BackendInfo, LayerRequest, registry
 from mla_core.cli.app import app
+from mla_core.cli.doctor import diagnose
 from mla_core.registry import Registry
 from mla_core.request import reasons
 from mla_flashinfer.manifest import INFO
@@ -112,7 +113,7 @@ def test_graphs_of_decode_are_served_and_graphs_of_prefill_refused():
     assert list(refused("mha_prefill", cuda_graph="full")) == ["cuda_graph"]
 
 
-@pytest.mark.parametrize("version", ["0.6.18", "0.7.2", "0.8.0"])
+@pytest.mark.parametrize("version", ["0.6.18", "0.7.2", "0.7.5", "0.8.0"])
 def test_versions_outside_the_range_are_refused_with_the_installed_one(versions, version):
     versions["flashinfer-python"] = version
     assert refused("mqa_decode") == {"requires": f"flashinfer-python {version}"}
@@ -152,6 +153,26 @@ def test_without_flashinfer_auto_plans_with_another_backend(listed, versions):
     found = explain("deepseek-v3", "--device", "cuda:sm_90")
     assert found["choices"]["mqa"] == "vanilla"
     assert "requires" in {r["field"] for row in found["rejected"] for r in row["reasons"]}
+
+
+def test_mla_doctor_notes_a_missing_flashinfer_and_a_missing_compiler(
+    listed, versions, monkeypatch, tmp_path
+):
+    del versions["flashinfer-python"]
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    found = diagnose(listed, {})
+    assert found.problems == ()
+    told = [note.what for note in found.notes if note.what.startswith("flashinfer ")]
+    assert [what.split()[:2] for what in told] == [["flashinfer", "requires"], ["flashinfer", "needs"]]
+
+
+def test_mla_doctor_takes_a_missing_compiler_for_a_problem_when_the_backend_is_named(
+    listed, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (problem,) = diagnose(listed, {"MLA_BACKEND": "flashinfer|vanilla"}).problems
+    assert problem.what.startswith("flashinfer needs nvcc")
+    assert "CUDA_HOME" in problem.remedy
 
 
 def test_an_unknown_option_is_refused_with_a_caret_under_it(listed):

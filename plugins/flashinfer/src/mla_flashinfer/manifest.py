@@ -47,6 +47,7 @@ INFO = BackendInfo(
     api=1,
     target="mla_flashinfer.backend:FlashInfer",
     options=Options,
+    doctor="mla_flashinfer.toolchain:problems",
     summary="FlashInfer's paged MLA and ragged prefill kernels, compiled at first use",
     capabilities=Capabilities(
         devices={"sm_80..sm_90", "sm_100..sm_103", "sm_120..sm_121"},
@@ -62,7 +63,8 @@ INFO = BackendInfo(
         returns={"lse"},
         cuda_graph="decode",
         deterministic=True,
-        requires=("flashinfer-python>=0.7.4,<0.8",),
+        # Exact: fp8 scales need a name that is not public, and what was compared is stated in the README.
+        requires=("flashinfer-python>=0.7.4,<0.7.5",),
         limits=_LIMITS,
     ),
 )
