@@ -31,7 +31,7 @@ from mla_core.errors import CacheError
 from mla_core.options import default_options
 from mla_core.request import DeviceInfo, installed_version, reasons
 
-__all__ = ["Bench", "Unavailable", "Wrong"]
+__all__ = ["Bench", "NoMethod", "Unavailable", "Wrong", "find_device", "poisoned_memory"]
 
 _METHODS = {"mha_prefill": "mha", "mqa_decode": "mqa", "mqa_prefill": "mqa", "mqa_sparse": "mqa_sparse"}
 
