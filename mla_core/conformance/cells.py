@@ -111,7 +111,7 @@ class _Maker:
 
     def _limits(self, kernel: Kernel) -> Iterator[Cell]:
         for limit in self.offered.limits:
-            for probe in limit_probes(limit, self.offered):
+            for probe in limit_probes(limit, self.offered, kernel):
                 if self.base.asks(kernel, probe.changes):
                     yield self._probed("limit", kernel, probe)
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from mla_core.capabilities import DevicePattern
 from mla_core.conformance.cells import Cell, cells_of
 from mla_core.conformance.report import Evidence, Judged, Report
+from mla_core.conformance.values import example_device
 from mla_core.conformance.verdicts import FAILURES, Verdict
 from mla_core.manifest import BackendInfo
 from mla_core.request import DeviceInfo
@@ -93,8 +94,7 @@ def _entries(info: BackendInfo, reports: Sequence[Report]) -> list[Entry]:
 
 def _declared_devices(info: BackendInfo) -> list[str]:
     """A device for each declared pattern, its lowest architecture where it is a range."""
-    patterns = [DevicePattern.parse(text) for text in sorted(info.capabilities.devices)]
-    return [p.kind if p.low is None else f"{p.kind}:sm_{p.low.number}{p.low.suffix}" for p in patterns]
+    return [example_device(text) for text in sorted(info.capabilities.devices)]
 
 
 def _covered(text: str, reports: dict[str, Report]) -> bool:

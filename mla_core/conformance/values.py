@@ -20,7 +20,7 @@ from mla_core.capabilities import (
 )
 from mla_core.request import DeviceInfo, LayerRequest
 
-__all__ = ["PROBES", "Probe", "limit_probes", "mix_values", "probes"]
+__all__ = ["PROBES", "Probe", "example_device", "limit_probes", "mix_values", "probes"]
 
 # Architectures that exist, oldest first: "one step outside" is the neighbour in this list.
 KNOWN_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -77,14 +77,28 @@ def _asked(kernel: Kernel) -> set[str]:
     return sample.kernel_request(kernel).model_fields_set - {"kernel"}
 
 
-def limit_probes(limit: Limit, offered: Capabilities) -> Iterator[Probe]:
-    """Both sides of a named limit: kept, and each of its consequences broken alone."""
-    when = {field: _member(allowed, field, offered) for field, allowed in limit.when.items()}
-    kept = {field: _member(allowed, field, offered) for field, allowed in limit.then.items()}
+def limit_probes(limit: Limit, offered: Capabilities, kernel: Kernel) -> Iterator[Probe]:
+    """Both sides of a named limit for one kernel: kept, and each of its consequences broken alone."""
+    if not _about(kernel, limit.when):
+        return
+    when = {field: _member(allowed, field, offered) for field, allowed in _others(limit.when)}
+    kept = {field: _member(allowed, field, offered) for field, allowed in _others(limit.then)}
+    if not _about(kernel, limit.then):
+        yield Probe(limit.name, f"kernel={kernel}", {**when, **kept})
+        return
     yield Probe(limit.name, "kept", {**when, **kept})
-    for field, allowed in limit.then.items():
+    for field, allowed in _others(limit.then):
         for value in _strangers(allowed, field, offered):
             yield Probe(limit.name, f"{field}={value}", {**when, **kept, field: value})
+
+
+def _about(kernel: Kernel, rule: dict[str, Allowed]) -> bool:
+    return kernel in rule.get("kernel", (kernel,))
+
+
+def _others(rule: dict[str, Allowed]) -> list[tuple[str, Allowed]]:
+    """A rule's fields but for the kernel, which a probe is already for."""
+    return [(field, allowed) for field, allowed in rule.items() if field != "kernel"]
 
 
 def mix_values(offered: Capabilities, *, quick: bool) -> dict[str, list[Any]]:
@@ -117,6 +131,12 @@ def _archs(pattern: DevicePattern) -> list[str]:
     above = [arch for arch, number in zip(KNOWN_ARCHS, numbers, strict=True) if number > pattern.high.number]
     ends = [f"sm_{arch.number}{arch.suffix}" for arch in (pattern.low, pattern.high)]
     return [f"cuda:{arch}" for arch in dict.fromkeys([*below[-1:], *ends, *above[:1]])]
+
+
+def example_device(pattern: str) -> str:
+    """A device that an element of `Capabilities.devices` means: the lowest architecture of a range."""
+    low = DevicePattern.parse(pattern).low
+    return pattern if low is None else f"cuda:sm_{low.number}{low.suffix}"
 
 
 def _dtypes(room: Room) -> Iterator[Probe]:
@@ -217,7 +237,7 @@ def _both_sides(field: str, offered: IntSet, quick: bool) -> list[int]:
 def _member(allowed: Allowed, field: str, offered: Capabilities) -> Any:
     """A value that a limit allows, one that the declaration offers where possible."""
     if not isinstance(allowed, IntSet):
-        return DeviceInfo.parse(str(allowed[0])) if field == "device" else allowed[0]
+        return DeviceInfo.parse(example_device(str(allowed[0]))) if field == "device" else allowed[0]
     inside = allowed.edges()[0]
     return next((value for value in inside if value in _offered(field, offered)), inside[0])
 

@@ -104,6 +104,34 @@ def test_a_limit_is_tried_on_both_sides():
     assert found["mqa_decode/limit:few heads=heads=17"] == "undeclared"
 
 
+@pytest.mark.parametrize("devices", [["cuda"], ["sm_90"], ["sm_80..sm_90"]])
+def test_a_limit_may_speak_about_devices(devices):
+    limit = Limit(name="x", when={"device": devices}, then={"dtype": ["bfloat16"]}, because="x")
+    offered = capabilities(devices={"cuda"}, dtypes={"float32", "bfloat16"}, limits=(limit,))
+    found = {name: claim for name, claim in cells(offered).items() if name.startswith("mqa_decode/limit:")}
+    assert found == {
+        "mqa_decode/limit:x=kept": "declared",
+        "mqa_decode/limit:x=dtype=float32": "undeclared",
+    }
+
+
+def test_a_limit_about_a_kernel_is_tried_with_that_kernel():
+    limit = Limit(
+        name="x", when={"kernel": ["mqa_decode"]}, then={"heads": IntSet.range(1, 16)}, because="registers"
+    )
+    found = {name: c for name, c in cells(capabilities(limits=(limit,))).items() if "/limit:" in name}
+    assert found == {"mqa_decode/limit:x=kept": "declared", "mqa_decode/limit:x=heads=17": "undeclared"}
+
+
+def test_a_limit_that_leaves_out_a_kernel_is_tried_with_it():
+    limit = Limit(name="x", when={"heads": [16]}, then={"kernel": ["mha_prefill"]}, because="slow")
+    found = {name: c for name, c in cells(capabilities(limits=(limit,))).items() if "/limit:" in name}
+    assert found == {
+        "mha_prefill/limit:x=kept": "declared",
+        "mqa_decode/limit:x=kernel=mqa_decode": "undeclared",
+    }
+
+
 def test_values_are_tried_where_limits_allow_them():
     """bf16 pages fit 16-bit types only, so the base request's float32 must give way."""
     limit = Limit(name="x", when={"layout": ["bf16"]}, then={"dtype": ["bfloat16"]}, because="as it lies")
