@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mla_core import admission, planner, weights
 from mla_core import registry as registries
@@ -19,7 +19,7 @@ from mla_core.config import MLAConfig
 from mla_core.device import device_info, usable_device
 from mla_core.errors import BrokenPlugin, ConfigError, ContractError, UnsupportedError
 from mla_core.layer_request import heads_per_rank, layer_request
-from mla_core.projections import Linear, Projections, QuantisedLinear
+from mla_core.projections import Direct, Linear, Projections, QuantisedLinear
 from mla_core.quant.fp4_hidden import Fp4Hidden
 from mla_core.request import LayerRequest, Reason
 from mla_core.resolve import resolve
@@ -32,7 +32,7 @@ from mla_core.step import Step
 __all__ = ["MLA"]
 
 
-class MLA(nn.Module):
+class MLA(Direct):
     """An MLA layer for inference: hidden states [T, D] in, hidden states [T, D] out.
 
     backend: config string, such as "vanilla", "prefill=a;decode=b" or "a|b"; None follows MLA_BACKEND, then

@@ -6,6 +6,7 @@ Legend: D model, Q q-lora, L latent, N nope, R rope, E = N + R query head, H hea
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,30 @@ from mla_core.config import MLAConfig
 from mla_core.projections_quantised import QuantisedLinear, SplitUp
 from mla_core.quant.fp4_hidden import Fp4Hidden, plain, rms_norm_fp4
 
-__all__ = ["Linear", "Projections", "QuantisedLinear", "RMSNorm", "SplitUp"]
+__all__ = ["Direct", "Linear", "Projections", "QuantisedLinear", "RMSNorm", "SplitUp"]
 
 Input = Tensor | Fp4Hidden
 
 
-class Linear(nn.Module):
+class Direct(nn.Module):
+    """A module whose parameters and submodules are plain attributes too.
+
+    nn.Module finds them in Python code, after Python has failed to; a small layer spends a twentieth of its
+    time there. Buffers are left out: nn.Module may replace them without setting the attribute.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.pop(name, None)
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Parameter | nn.Module):
+            self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.__dict__.pop(name, None)
+
+
+class Linear(Direct):
     """y = x W^T + b with uninitialised, frozen parameters."""
 
     def __init__(self, width: int, out: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
@@ -32,7 +51,7 @@ class Linear(nn.Module):
         return F.linear(plain(x), self.weight, self.bias)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Direct):
     """x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
 
     def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,7 +64,7 @@ class RMSNorm(nn.Module):
         return torch.rms_norm(x, weight.shape, weight, self.eps)
 
 
-class Projections(nn.Module):
+class Projections(Direct):
     """Down and up projections and their norms; with q LoRA the two down projections may be one fused
     matrix.
 

@@ -26,21 +26,27 @@ __all__ = ["query_factors", "rope", "rope_inputs", "rotate", "scale_queries"]
 
 def rope(layer: MLA, projected: Projected, step: Step) -> None:
     """Rotate the rope dims of queries and keys in place."""
-    if step.rope is not None:
-        rotate(projected.query_THE[..., layer.config.qk_nope_head_dim :], step.rope)
-        rotate(projected.k_rope_TR.unsqueeze(1), step.rope)
+    if step.rope is None:
+        return
+    style, cos_TF, sin_TF = step.rope.style, step.rope.cos_TF, step.rope.sin_TF
+    query_THR = projected.query_THE[..., layer.config.qk_nope_head_dim :]
+    _rotate(query_THR, style, cos_TF.unsqueeze(1), sin_TF.unsqueeze(1))
+    _rotate(projected.k_rope_TR, style, cos_TF, sin_TF)
 
 
 def rotate(x_THR: Tensor, inputs: RopeInputs) -> None:
     """Rotate each pair by its angle, in place, in float32; interleaved pairs are (2i, 2i+1), half-split (i,
     i + R/2).
     """
-    half = x_THR.shape[-1] // 2
-    if inputs.style == "interleaved":
-        first, second = x_THR[..., 0::2], x_THR[..., 1::2]
+    _rotate(x_THR, inputs.style, inputs.cos_TF.unsqueeze(1), inputs.sin_TF.unsqueeze(1))
+
+
+def _rotate(x: Tensor, style: str, cos: Tensor, sin: Tensor) -> None:
+    half = x.shape[-1] // 2
+    if style == "interleaved":
+        first, second = x[..., 0::2], x[..., 1::2]
     else:
-        first, second = x_THR[..., :half], x_THR[..., half:]
-    cos, sin = inputs.cos_TF.unsqueeze(1), inputs.sin_TF.unsqueeze(1)
+        first, second = x[..., :half], x[..., half:]
     rotated = first * cos - second * sin
     second.copy_(second * cos + first * sin)
     first.copy_(rotated)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
-from mla_core.projections import Linear, Projections, RMSNorm
+from mla_core.projections import Direct, Linear, Projections, RMSNorm
 from tests.support import tiny_config
 
 CPU = torch.device("cpu")
@@ -67,3 +69,48 @@ def test_without_query_lora_there_is_no_query_latent():
     q_a_TQ, kv_a_TX = projections.down(torch.zeros(2, 40))
     assert q_a_TQ is None
     assert kv_a_TX.shape == (2, 20)
+
+
+def direct() -> Direct:
+    module = Direct()
+    module.weight = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    return module
+
+
+def test_parameters_and_modules_are_found_as_plain_attributes():
+    module = direct()
+    module.child = direct()
+    assert vars(module)["weight"] is dict(module.named_parameters())["weight"]
+    assert vars(module)["child"] is dict(module.named_children())["child"]
+
+
+def test_a_replaced_parameter_is_the_one_that_is_found():
+    module = direct()
+    new = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    module.weight = new
+    assert module.weight is new
+    assert dict(module.named_parameters()) == {"weight": new}
+
+
+def test_assigning_a_state_dict_replaces_what_is_found():
+    module, new = direct(), torch.ones(2)
+    module.load_state_dict({"weight": new}, assign=True)
+    assert torch.equal(module.weight, new)
+
+
+def test_a_parameter_set_to_none_is_none():
+    module = direct()
+    module.weight = None
+    assert module.weight is None
+
+
+def test_a_deleted_parameter_is_gone():
+    module = direct()
+    del module.weight
+    with pytest.raises(AttributeError, match="weight"):
+        _ = module.weight
+
+
+def test_a_copy_finds_its_own_parameter():
+    copied = deepcopy(direct())
+    assert copied.weight is dict(copied.named_parameters())["weight"]

@@ -131,7 +131,7 @@ def _over_pieces(
 def _over_piece(piece: Piece, query_nTHX: Tensor, cache: LatentCache, scale: float) -> tuple[Tensor, Tensor]:
     requests, queries, heads, _ = query_nTHX.shape
     keys_nSX = _gather(piece, cache, query_nTHX.dtype)
-    keys_nSX = keys_nSX.unflatten(0, (requests, keys_nSX.shape[0] // requests))
+    keys_nSX = keys_nSX.view(requests, keys_nSX.shape[0] // requests, keys_nSX.shape[1])
     visible = piece.visible
     if visible is not None and queries > 1:
         visible = visible.repeat_interleave(heads, dim=1)
