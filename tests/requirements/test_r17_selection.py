@@ -190,7 +190,7 @@ def test_every_chosen_kernel_prepares_once_a_step_and_mixed_prefill_once_a_chunk
     layer.kernels.mqa.calls.clear()
     world.outputs([(0, 3), (1, 1)])
     # Nine cached tokens are three chunks of four; the new tokens are one call more.
-    assert layer.kernels.mqa.calls == {"prepare mqa": 1, "mqa": 1, "prepare mha": 4, "mha": 4}
+    assert layer.kernels.mqa.calls == {"prepare mqa_decode": 1, "mqa": 1, "prepare mha_prefill": 4, "mha": 4}
 
 
 def test_lse_from_a_decode_backend_that_does_not_return_it_is_refused_by_name():
