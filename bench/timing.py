@@ -41,13 +41,11 @@ def summary(samples: Iterable[float]) -> Summary:
 
 
 def interleaved(calls: Mapping[str, Call], rounds: int, what: str) -> dict[str, list[float]]:
-    """Milliseconds of each call: one call each a round, after one that is not counted.
+    """Milliseconds of each call: one call each a round. Callers have warmed them up.
 
     The order turns from round to round, so that nobody always runs behind the same neighbour.
     """
     names = list(calls)
-    for call in calls.values():
-        call()
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         note(f"{what}: round {turn + 1} of {rounds}")
