@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
@@ -105,13 +106,13 @@ def write_evidence(folder: Path) -> None:
         "commit": about.commit,
         "date": about.date,
         "command": "python plugins/flashinfer/tests/gpu_check.py",
-        "records": [record(line) for line in LINES],
+        "records": [record(line) for line in LINES if not line.startswith("INFO")],
     }
     (folder / f"h200-{about.date}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def record(line: str) -> dict[str, str]:
     """`KIND what: result`; what is checked may hold dicts."""
-    kind, _, rest = line.partition(" ")
-    what, _, result = rest.replace("': ", "'=").partition(": ")
-    return {"kind": kind, "what": what.replace("'=", "': "), "result": result.replace("'=", "': ")}
+    found = re.fullmatch(r"(\w+) ((?:\{[^}]*\}|[^:{])+)(?:: (.*))?", line, re.DOTALL)
+    kind, what, result = found.groups() if found else ("INFO", line, None)
+    return {"kind": kind, "what": what, "result": result or "-"}
