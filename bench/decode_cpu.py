@@ -107,9 +107,7 @@ def _options() -> argparse.Namespace:
         "--dtype", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"]
     )
     parser.add_argument("--rounds", type=int, default=15, help="timed calls of each contestant (default 15)")
-    parser.add_argument(
-        "--slow-rounds", type=int, default=5, help="the same against transformers (default 5)"
-    )
+    parser.add_argument("--slow-rounds", type=int, default=3, help="against transformers (default 3)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     return parser.parse_args()
 

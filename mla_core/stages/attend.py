@@ -129,8 +129,12 @@ def v_up(layer: MLA, latent_THL: Tensor, values_THV: Tensor) -> None:
 
 
 def _rows_of(output: AttentionOutput, rows: slice | Tensor) -> AttentionOutput:
-    """A part's rows of the output: a view when they are consecutive, else a buffer for `_scatter`."""
+    """A part's rows of the output: itself or a view when they are consecutive, else a buffer for
+    `_scatter`.
+    """
     if isinstance(rows, slice):
+        if rows.stop - rows.start == output.values_THV.shape[0]:
+            return output
         return AttentionOutput(
             output.values_THV[rows], None if output.lse_TH is None else output.lse_TH[rows]
         )
