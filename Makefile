@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# The plugins whose checks are complete; the others are in development.
-PLUGINS := plugins/vanilla
+# The plugins that are ready for use; plugins/trtllm_like is in development.
+PLUGINS := plugins/vanilla plugins/flashinfer
 STAMP := $(VENV)/.installed
 
 # Two workers with one thread each: torch's own threads would fight over the same cores. A fixed hash seed gives every
