@@ -54,6 +54,10 @@ __all__ = [
 ]
 
 
+# Stands for the distribution of a plugin that was added in code.
+THIS_PROCESS = "this process"
+
+
 class MLAError(Exception):
     """Base of every error that mla_core raises on purpose."""
 
@@ -129,9 +133,11 @@ class BrokenPlugin(RegistryError, ImportError):
     """The plugin is installed, but describing or loading it failed; `.cause` is what went wrong."""
 
     def __init__(self, name: str, distribution: str, cause: str, kind: str = "backend") -> None:
+        mend = f"repair or uninstall {distribution}"
+        if distribution == THIS_PROCESS:
+            mend = "add it again with a target that imports"
         super().__init__(
-            f"{kind} {name!r} of {distribution} is broken: {cause}\n"
-            f"  repair or uninstall {distribution}, or set MLA_DISABLE={name}"
+            f"{kind} {name!r} of {distribution} is broken: {cause}\n  {mend}, or set MLA_DISABLE={name}"
         )
         # After super().__init__: ImportError's own constructor clears `name`.
         self.name = name

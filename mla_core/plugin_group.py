@@ -13,7 +13,13 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import ValidationError
 
 from mla_core.discovery import Claim, canonical, discover
-from mla_core.errors import BrokenPlugin, DuplicateBackend, IncompatiblePlugin, UnknownBackend
+from mla_core.errors import (
+    THIS_PROCESS,
+    BrokenPlugin,
+    DuplicateBackend,
+    IncompatiblePlugin,
+    UnknownBackend,
+)
 from mla_core.manifest import PluginInfo, validation_problems
 from mla_core.request import Reason
 
@@ -22,9 +28,6 @@ __all__ = ["Entry", "PluginGroup"]
 InfoT = TypeVar("InfoT", bound=PluginInfo)
 Failure = BrokenPlugin | IncompatiblePlugin
 State = Literal["ok", "broken", "incompatible", "duplicate", "disabled"]
-
-# Stands for the distribution of what `add` registered.
-THIS_PROCESS = "this process"
 
 
 @dataclass(frozen=True)

@@ -72,3 +72,10 @@ def test_auto_goes_on_after_kernels_that_do_not_import_and_the_plan_says_why() -
 def test_kernels_that_do_not_import_are_an_error_to_who_names_them(spec: str) -> None:
     with pytest.raises(BrokenPlugin, match="no_such_module"):
         MLA(CONFIG, backend=spec, dtype=torch.float32)
+
+
+def test_the_way_out_fits_a_plugin_that_was_added_in_code() -> None:
+    with pytest.raises(
+        BrokenPlugin, match="add it again with a target that imports, or set MLA_DISABLE=broken"
+    ):
+        MLA(CONFIG, backend="broken", dtype=torch.float32)
