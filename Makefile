@@ -1,5 +1,5 @@
 # make demo   install into .venv, then run an MLA layer end to end and verify it
-# make test   install into .venv, then lint, type check and every test
+# make test   install into .venv, then lint, type check, every test, and every claim of the backends that run here
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,22 +14,23 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: demo test install lint types unit format clean
+.PHONY: demo test install lint types unit conformance format clean
 
 demo: install
 	$(BIN)/mla run --model deepseek-v3 --dtype float32 --verify
 	$(BIN)/mla run --checkpoint tests/data/tiny_mla_kjv --layers 0,1,2 --dtype float32 --verify
 
-test: lint types unit
+test: lint types unit conformance
 
 install: $(STAMP)
 
 # torch goes first and alone: its exact version decides which build is taken, and nothing after may replace it.
-$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) constraints.txt
+$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) constraints.txt requirements-writers.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(shell grep '^torch==' constraints.txt)
 	$(PIP) install -q -c constraints.txt editables hatchling
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]' $(PLUGINS:%=-e %)
+	$(PIP) install -q --no-deps -r requirements-writers.txt
 	touch $@
 
 lint: install
@@ -41,6 +42,10 @@ types: install
 
 unit: install
 	$(PYTEST)
+
+# Prints how many cells were verified, refused and left unverified.
+conformance: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --pyargs mla_core.conformance.suite --mla-backend vanilla
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -72,6 +72,7 @@ _ALL = (
     Check("verification.uncausal", ("mqa_decode",), needs=("max_query_len=2",)),
     Check("batch.order", ATTENTION, _NUMERIC),
     Check("batch.solo", ATTENTION, _NUMERIC),
+    Check("batch.neighbour_of_nan", ATTENTION, _NUMERIC),
     Check("empties.no_requests", ATTENTION),
     Check("empties.idle_requests", ATTENTION, _NUMERIC),
     Check("strided.inputs", ATTENTION, _NUMERIC),

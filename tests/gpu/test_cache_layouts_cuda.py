@@ -46,14 +46,18 @@ def different_values(left: LatentCache, right: LatentCache) -> int:
     return int((~((a == b) | (a.isnan() & b.isnan()))).sum())
 
 
+def _bytes_of_a_nan(layout_id: str) -> int:
+    return {"fp32": 4, "fp16": 2, "bf16": 2}.get(layout_id, 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("layout_id", layout_ids())
 def test_a_cuda_cache_holds_the_bytes_of_a_cpu_cache(layout_id, power_of_two, dtype):
     on_cpu = filled(layout_id, dtype, "cpu", power_of_two=power_of_two).data.view(torch.uint8)
     on_cuda = filled(layout_id, dtype, "cuda", power_of_two=power_of_two).data.view(torch.uint8).cpu()
-    # Only the token with a NaN may differ, in that NaN's sign.
-    assert int((on_cpu != on_cuda).sum()) <= 1
+    # Only one value may differ: which NaN a conversion makes is not specified, neither its sign nor its payload.
+    assert int((on_cpu != on_cuda).sum()) <= _bytes_of_a_nan(layout_id)
 
 
 @pytest.mark.parametrize("layout_id", layout_ids())

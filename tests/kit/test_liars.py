@@ -110,6 +110,7 @@ def test_an_honest_owner_of_every_stage_has_no_failing_cell(trial):
     [
         ("wrong_base", "mqa_decode/lse.values", "over-claim"),
         ("page_truster", "mqa_decode/pages.partial_last_page", "over-claim"),
+        ("neighbour_reader", "mqa_decode/batch.neighbour_of_nan", "over-claim"),
         ("future_seer", "mqa_decode/verification.no_future", "over-claim"),
         ("dice_roller", "mqa_decode/deterministic=True", "over-claim"),
         ("double_rotator", "layer/stages.once", "over-claim"),
@@ -135,6 +136,7 @@ def test_a_fault_in_a_promise_is_caught_by_the_check_for_it(trial, liar, cell, v
         ("gate_forgetter", "layer/stages.once"),
         ("duplicate_counter", "mqa_sparse/sparse.all_keys_equal_dense"),
         ("future_seer", "mqa_decode/heads=8"),
+        ("neighbour_reader", "mqa_decode/batch.order"),
     ],
 )
 def test_a_fault_is_not_blamed_on_what_works(trial, liar, cell):

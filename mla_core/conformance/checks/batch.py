@@ -1,4 +1,4 @@
-"""Batch independence: any order of requests, and each request alone, give the same rows."""
+"""Batch independence: any order of requests, each request alone, or beside a sick one give the same rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from mla_core.conformance.bench import Bench, Scene
 from mla_core.conformance.checks.basic import lengths
 from mla_core.conformance.oracle import Answer
-from mla_core.conformance.scenes import Lengths, MhaScene
+from mla_core.conformance.scenes import Lengths, MhaScene, poison
 
-__all__ = ["order", "picked", "solo", "solo_scenes"]
+__all__ = ["neighbour_of_nan", "order", "picked", "solo", "solo_scenes"]
 
 
 def scene_of(bench: Bench) -> Scene:
@@ -41,6 +41,15 @@ def solo(bench: Bench) -> None:
         bench.compare(bench.run(alone), _rows(whole, rows))
 
 
+def neighbour_of_nan(bench: Bench) -> None:
+    """A request that is all NaN, first or in the middle, changes no other request's rows."""
+    scene = scene_of(bench)
+    whole = scene.expected(bench.cell.control)
+    for sick in (0, 2):
+        others = rows_of(scene, [b for b in range(len(scene.lengths.queries)) if b != sick])
+        bench.compare(_rows(bench.run(_with_nan(scene, sick)), others), _rows(whole, others))
+
+
 def solo_scenes(scene: Scene) -> Iterator[tuple[torch.Tensor, Scene]]:
     """(rows in the batch, the request alone), request by request."""
     for request in range(len(scene.lengths.queries)):
@@ -59,6 +68,24 @@ def picked(scene: Scene, requests: list[int]) -> Scene:
         return replace(scene, lengths=chosen, **tensors)
     table = scene.block_table[requests]
     return replace(scene, lengths=chosen, q_THX=scene.q_THX[rows], block_table=table, _answers={})
+
+
+def _with_nan(scene: Scene, request: int) -> Scene:
+    """The same call with NaN for everything of one request: queries, and keys or cached pages."""
+    rows = rows_of(scene, [request])
+    if isinstance(scene, MhaScene):
+        columns = _spans(scene.lengths.keys, [request])
+        tensors = {"k_SHE": _filled(scene.k_SHE, columns), "v_SHV": _filled(scene.v_SHV, columns)}
+        return replace(scene, q_THE=_filled(scene.q_THE, rows), **tensors)
+    used = -(-scene.lengths.keys[request] // scene.cache.page_size)
+    data = scene.cache.data.clone()
+    for page in scene.block_table[request, :used].tolist():
+        poison(data[page])
+    return replace(scene, q_THX=_filled(scene.q_THX, rows), cache=replace(scene.cache, data=data))
+
+
+def _filled(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_fill(0, rows.to(x.device), torch.nan)
 
 
 def rows_of(scene: Scene, requests: list[int]) -> torch.Tensor:

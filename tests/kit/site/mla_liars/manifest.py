@@ -46,6 +46,7 @@ LATE_REFUSER = info("late_refuser", "LateRefuser")
 RAISER = info("raiser", "Raiser")
 WRONG_BASE = info("wrong_base", "WrongBase")
 PAGE_TRUSTER = info("page_truster", "PageTruster")
+NEIGHBOUR_READER = info("neighbour_reader", "NeighbourReader")
 FUTURE_SEER = info("future_seer", "FutureSeer", query_len={"single", "uniform", "varlen"}, max_query_len=4)
 DICE_ROLLER = info("dice_roller", "DiceRoller", deterministic=True)
 DECLINER = info(
