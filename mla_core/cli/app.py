@@ -226,7 +226,7 @@ def matrix(
     )
 )
 def conformance(
-    name: Annotated[str, typer.Argument(help="A backend, as mla list names it.")],
+    name: Annotated[str, typer.Argument(help="A backend as mla list names it, with options or without.")],
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:sm_90a; default: the best declared one here.")
     ] = None,

@@ -25,10 +25,10 @@ from mla_core.conformance.cells import Cell
 from mla_core.conformance.guard import Guarded, Watched
 from mla_core.conformance.oracle import Answer
 from mla_core.conformance.scenes import Lengths, MhaScene, MqaScene, mha_scene, mqa_scene
+from mla_core.conformance.subject import Subject
 from mla_core.conformance.tolerances import tolerance
 from mla_core.device import device_info
 from mla_core.errors import CacheError
-from mla_core.options import default_options
 from mla_core.request import DeviceInfo, installed_version, reasons
 
 __all__ = ["Bench", "NoMethod", "Unavailable", "Wrong", "find_device", "poisoned_memory"]
@@ -61,9 +61,9 @@ class NoMethod(Exception):
 class Bench:
     """Runs scenes for one cell. `worst` is the largest error so far, in tolerances."""
 
-    def __init__(self, name: str, cell: Cell) -> None:
-        self.name, self.cell, self.layer = name, cell, cell.layer
-        self.info = registry.info(name)
+    def __init__(self, subject: Subject, cell: Cell) -> None:
+        self.subject, self.cell, self.layer = subject, cell, cell.layer
+        self.info = subject.info
         self.owned = self.info.capabilities.owns
         self._quantised = cell.kernel != "mha_prefill" and self.layer.layout not in PLAIN_LAYOUTS
         self.tolerance = tolerance(self.layer.dtype, quantised=self._quantised)
@@ -89,7 +89,7 @@ class Bench:
     def backend(self) -> Any:
         """The backend's instance for the cell's layer and kernel; its constructor may refuse."""
         self._check_packages()
-        target = registry.load(self.name)
+        target = registry.load(self.info.name)
         method = self._method()
         if not callable(getattr(target, method, None)):
             raise NoMethod(f"{self.info.target} has no method {method}")
@@ -101,7 +101,7 @@ class Bench:
             LayerContext(
                 request=request,
                 kernels=frozenset({self.cell.kernel}),
-                options=default_options(self.info),
+                options=self.subject.options,
                 softmax_scale=self.scale,
                 device=self.device,
                 dtype=getattr(torch, self.layer.dtype),

@@ -7,6 +7,7 @@
     reason = "the kernel's tiles hold 128 heads"
     link = "https://example.org/issues/7"
     expires = 2027-06-30
+    options = { impl = ["auto", "fa3"] }      # leave it out when the gap holds with all options
 
 A gap whose cell passes, does not exist or has expired fails the run, so the file never outlives its reasons.
 """
@@ -14,7 +15,7 @@ A gap whose cell passes, does not exist or has expired fails the run, so the fil
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -41,6 +42,12 @@ class Gap(BaseModel):
     reason: str
     link: str
     expires: date
+    # Option to the values with which the gap exists; with all when it is not named.
+    options: dict[str, tuple[str, ...]] = {}
+
+    def applies(self, options: Mapping[str, object]) -> bool:
+        """Does a run with these options have the gap?"""
+        return all(str(options.get(name)) in values for name, values in self.options.items())
 
 
 class _File(BaseModel):

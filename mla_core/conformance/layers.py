@@ -187,5 +187,5 @@ def _config(bench: Bench, gate: str | None) -> MLAConfig:
 def _spec(bench: Bench, form: str) -> str:
     offered = bench.info.capabilities.kernels
     prefill = "mha_prefill" if form == "expand" else "mqa_prefill"
-    chosen = [bench.name if kernel in offered else FALLBACK for kernel in (prefill, "mqa_decode")]
+    chosen = [str(bench.subject) if kernel in offered else FALLBACK for kernel in (prefill, "mqa_decode")]
     return f"prefill={chosen[0]};decode={chosen[1]}"

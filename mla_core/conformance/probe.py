@@ -62,7 +62,9 @@ class Probe:
         return Here.model_validate(answer)
 
     def try_cell(self, backend: str, cell: Cell) -> Outcome:
-        """The outcome of one cell of a backend; a crash or a hang is one too, and costs only this cell."""
+        """The outcome of one cell of a backend, a name with options or without; a crash or a hang is one
+        too, and costs only this cell.
+        """
         if self._child is None:
             self.here()
         answer = self._ask(

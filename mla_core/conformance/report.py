@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,8 @@ class Evidence(_Record):
     date: str
     quick: bool
     seed: int
+    # Of the backend, where the run named some.
+    options: dict[str, str] = {}
 
 
 class Report(_Record):
@@ -108,7 +111,15 @@ def judged(cell: Cell, outcome: Outcome) -> Judged:
     )
 
 
-def evidence_of(info: BackendInfo, device: str, device_name: str, *, quick: bool, seed: int) -> Evidence:
+def evidence_of(
+    info: BackendInfo,
+    device: str,
+    device_name: str,
+    *,
+    quick: bool,
+    seed: int,
+    options: Mapping[str, str] | None = None,
+) -> Evidence:
     """Who, where, with what and when, for a run that starts now."""
     return Evidence(
         backend=info.name,
@@ -121,6 +132,7 @@ def evidence_of(info: BackendInfo, device: str, device_name: str, *, quick: bool
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         quick=quick,
         seed=seed,
+        options=dict(options or {}),
     )
 
 

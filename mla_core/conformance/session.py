@@ -11,11 +11,11 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from mla_core import registry
 from mla_core.conformance.cells import Cell, cells_of
 from mla_core.conformance.gaps import Gap, read_gaps
 from mla_core.conformance.probe import Here, Probe
 from mla_core.conformance.report import Evidence, Judged, evidence_of, judged
+from mla_core.conformance.subject import Subject
 from mla_core.errors import ConfigError
 from mla_core.manifest import BackendInfo
 from mla_core.request import DeviceInfo, KernelRequest, reasons
@@ -44,9 +44,15 @@ class Session:
     results: dict[str, Judged] = field(default_factory=dict)
 
     @cached_property
+    def subject(self) -> Subject:
+        """The backend with its options. Raises SpecError or ConfigError."""
+        return Subject.parse(self.options.backend)
+
+    @cached_property
     def info(self) -> BackendInfo:
-        """The manifest. Raises a RegistryError."""
-        return registry.info(self.options.backend)
+        """The manifest. Raises a RegistryError, or SpecError for options that it does not have."""
+        self.subject.options  # noqa: B018  a wrong option is an error before any cell is tried
+        return self.subject.info
 
     @cached_property
     def probe(self) -> Probe:
@@ -86,18 +92,20 @@ class Session:
 
     @cached_property
     def gaps(self) -> dict[str, Gap]:
-        """Known gaps by cell. Raises ConfigError."""
-        return read_gaps(self.options.known_gaps or _beside_manifest(self.info))
+        """Known gaps by cell, of those that hold with these options. Raises ConfigError."""
+        found = read_gaps(self.options.known_gaps or _beside_manifest(self.info))
+        chosen = self.subject.options
+        return {cell: gap for cell, gap in found.items() if gap.applies(chosen)}
 
     @cached_property
     def evidence(self) -> Evidence:
-        made = {"quick": self.options.quick, "seed": self.options.seed}
+        made = {"quick": self.options.quick, "seed": self.options.seed, "options": self.subject.named_options}
         return evidence_of(self.info, str(self.device), self.here.device_name, **made)
 
     def judge(self, cell: Cell) -> Judged:
         """Try one cell, once."""
         if cell.id not in self.results:
-            self.results[cell.id] = judged(cell, self.probe.try_cell(self.info.name, cell))
+            self.results[cell.id] = judged(cell, self.probe.try_cell(str(self.subject), cell))
         return self.results[cell.id]
 
     def close(self) -> None:

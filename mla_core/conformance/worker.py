@@ -22,6 +22,7 @@ from mla_core.conformance.bench import Bench, NoMethod, Unavailable, Wrong, pois
 from mla_core.conformance.catalogue import Check
 from mla_core.conformance.cells import Cell
 from mla_core.conformance.fallback import register_fallback
+from mla_core.conformance.subject import Subject
 from mla_core.conformance.verdicts import Outcome
 from mla_core.device import device_info
 from mla_core.errors import UnsupportedError
@@ -29,10 +30,10 @@ from mla_core.errors import UnsupportedError
 __all__ = ["attempt", "main"]
 
 
-def attempt(name: str, cell: Cell) -> Outcome:
+def attempt(backend: str, cell: Cell) -> Outcome:
     """Try one cell; whatever happens becomes an Outcome."""
     started = time.perf_counter()
-    bench = Bench(name, cell)
+    bench = Bench(Subject.parse(backend), cell)
     outcome = _outcome(bench, _function(cell.check))
     spent = round(time.perf_counter() - started, 4)
     error = outcome.error if outcome.error is not None else bench.worst

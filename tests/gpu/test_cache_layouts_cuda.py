@@ -56,7 +56,7 @@ def _bytes_of_a_nan(layout_id: str) -> int:
 def test_a_cuda_cache_holds_the_bytes_of_a_cpu_cache(layout_id, power_of_two, dtype):
     on_cpu = filled(layout_id, dtype, "cpu", power_of_two=power_of_two).data.view(torch.uint8)
     on_cuda = filled(layout_id, dtype, "cuda", power_of_two=power_of_two).data.view(torch.uint8).cpu()
-    # Only one value may differ: which NaN a conversion makes is not specified, neither its sign nor its payload.
+    # Only one value may differ: which NaN a conversion makes, sign and payload, is not specified.
     assert int((on_cpu != on_cuda).sum()) <= _bytes_of_a_nan(layout_id)
 
 
