@@ -2,9 +2,9 @@
 
 Prints one PASS or FAIL line a check, one GAP line a check that is known to fail, and one TIME line a
 measurement; exits with 1 when anything failed. Kernels are compiled in the background in the order of the
-checks that need them; a check whose kernels are not there in time is skipped. CHECK_SECONDS says how long all may
-take, 190 unless given: enough when the kernels are compiled already. With OUT set, the lines are also written
-there, as text and as the JSON of `evidence/`.
+checks that need them; a check whose kernels are not there in time is skipped. CHECK_SECONDS says how long
+all may take, 190 unless given: enough when the kernels are compiled already. With OUT set, the lines are
+also written there, as text and as the JSON of `evidence/`.
 """
 
 from __future__ import annotations
